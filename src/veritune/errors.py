@@ -1,0 +1,33 @@
+"""The package's own errors.
+
+Each is also the standard library type that a caller would expect, so `except ValueError` keeps working. The
+command line prints their message on one line and exits with `exit_code`: 2 for settings, 1 for failures.
+"""
+
+
+class VerituneError(Exception):
+    """Base of every error that Veritune raises on purpose; its message is meant for the person at the keyboard."""
+
+    exit_code = 1
+
+
+class ConfigError(VerituneError, ValueError):
+    """A setting that cannot work: names the field, the value given and what is allowed."""
+
+    exit_code = 2
+
+
+class DataError(VerituneError, ValueError):
+    """Data that cannot be used: names the file, the row and the column."""
+
+
+class EngineError(VerituneError, RuntimeError):
+    """An engine that cannot generate, or cannot prove which weights it generates with."""
+
+
+class TrainingError(VerituneError, RuntimeError):
+    """A training step that was refused, such as one whose loss is not finite."""
+
+
+class CheckpointError(VerituneError, OSError):
+    """A checkpoint or run folder that cannot be written, read or trusted."""
