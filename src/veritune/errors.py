@@ -31,3 +31,9 @@ class TrainingError(VerituneError, RuntimeError):
 
 class CheckpointError(VerituneError, OSError):
     """A checkpoint or run folder that cannot be written, read or trusted."""
+
+
+class Interrupted(VerituneError):
+    """A run that a person stopped; its state is saved, and the message says how to resume it."""
+
+    exit_code = 130

@@ -1,0 +1,224 @@
+"""Flat, frozen configuration dataclasses: to TOML, from TOML, and their documentation.
+
+A recipe's dataclass is the only place of a default and of its one-line docstring (the string under the field). The
+command line, the run folder and the experiment files all go through here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from veritune.errors import ConfigError
+
+Config = TypeVar("Config")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommonConfig:
+    """What every recipe is told: which policy, which problems, which machine, which folder."""
+
+    policy: str = "embedded"
+    """The policy to start from: embedded, a model folder, or a hub id."""
+    task: str = "countdown"
+    """The task whose problems are asked and whose reward pays."""
+    data: Path | None = None
+    """A file of problems for the task instead of its own; its rows are split into training and validation."""
+    prompt: str = "compact"
+    """The prompt: a template's name (compact, r1_zero, question_only) or the path of a text with {question} in it."""
+    countdown_numbers: Literal[3, 4] = 3
+    """Numbers of a generated Countdown problem."""
+    require_all_numbers: bool = False
+    """Pay a Countdown equation only if it uses every number."""
+    run: Path | None = None
+    """The run folder to write; default: runs/ and a name made of recipe, task, seed and time."""
+    seed: int = 0
+    """The seed that every random draw of the run is derived from."""
+    engine: Literal["native"] = "native"
+    """What samples the completions."""
+    max_rows: int = 512
+    """Most completions that the native engine decodes side by side."""
+    device: str = "auto"
+    """Where the policy lives: auto, cpu, cuda or cuda:index."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The weights' number type; auto is float32 on a CPU and bfloat16 on a GPU."""
+    threads: int | None = None
+    """CPU threads for torch; default: one for each core."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 is greedy and cannot be trained on."""
+    top_p: float = 1.0
+    """Nucleus of the sampling distribution; training needs 1."""
+    max_tokens: int = 256
+    """Most tokens of a response."""
+    min_tokens: int = 0
+    """Tokens before which no response may end."""
+    validation_examples: int = 512
+    """Held-out problems of a validation."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run folder (extra: tensorboard)."""
+    wandb: bool = False
+    """Also log to Weights & Biases (extra: wandb)."""
+
+    def __post_init__(self) -> None:
+        require(self, "seed", self.seed >= 0, "0 or more")
+        require(self, "max_rows", self.max_rows >= 1, "at least 1")
+        require(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
+        require(self, "temperature", self.temperature >= 0, "0 (greedy) or positive")
+        require(self, "top_p", 0 < self.top_p <= 1, "in (0, 1]")
+        require(self, "max_tokens", self.max_tokens >= 1, "at least 1")
+        require(self, "min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens")
+        require(self, "validation_examples", self.validation_examples >= 1, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig(CommonConfig):
+    """What every recipe that updates weights is told on top."""
+
+    steps: int
+    """Updates of the outer loop."""
+    learning_rate: float
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate after warm-up."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    adam_beta1: float = 0.9
+    """AdamW's decay of the gradient's mean."""
+    adam_beta2: float = 0.95
+    """AdamW's decay of the gradient's square."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay of matrices."""
+    clip_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm where it is larger."""
+    microbatch_tokens: int = 8192
+    """Positions, padding included, that one forward and backward pass holds; does not change the gradient."""
+    validate_every: int = 10
+    """Steps between validations; one before the first step and one after the last are always made."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints; one after the last step is always made."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints are kept."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "steps", self.steps >= 1, "at least 1")
+        require(self, "learning_rate", 0 < self.learning_rate < float("inf"), "positive and finite")
+        require(self, "warmup_steps", 0 <= self.warmup_steps <= self.steps, "between 0 and steps")
+        require(self, "adam_beta1", 0 <= self.adam_beta1 < 1, "in [0, 1)")
+        require(self, "adam_beta2", 0 <= self.adam_beta2 < 1, "in [0, 1)")
+        require(self, "weight_decay", self.weight_decay >= 0, "0 or more")
+        require(self, "clip_grad_norm", self.clip_grad_norm > 0, "positive")
+        for name in ("microbatch_tokens", "validate_every", "checkpoint_every", "keep_checkpoints"):
+            require(self, name, getattr(self, name) >= 1, "at least 1")
+
+
+def require(config: Any, field: str, holds: bool, allowed: str) -> None:
+    """Refuse a config whose `field` is not what is `allowed`, by name and value."""
+    if not holds:
+        raise ConfigError(f"{field} is {getattr(config, field)!r}; it must be {allowed}")
+
+
+def field_documentation(config_class: type) -> dict[str, str]:
+    """The docstring under each field, inherited ones included."""
+    documentation: dict[str, str] = {}
+    for parent in reversed(config_class.__mro__):
+        if not dataclasses.is_dataclass(parent):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in zip(definition.body, definition.body[1:], strict=False):
+            if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+                continue
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                documentation[statement.target.id] = " ".join(str(following.value.value).split())
+    return documentation
+
+
+def field_types(config_class: type) -> dict[str, Any]:
+    """Each field's resolved type."""
+    hints = typing.get_type_hints(config_class)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+
+
+def from_mapping(config_class: type[Config], values: Mapping[str, Any], source: str) -> Config:
+    """Build a config from plain values, such as a TOML table. Raises ConfigError naming `source` and the field."""
+    kinds = field_types(config_class)
+    unknown = sorted(set(values) - set(kinds))
+    if unknown:
+        raise ConfigError(f"{source}: unknown setting {unknown[0]!r}; allowed are {', '.join(kinds)}")
+    converted = {name: convert(kinds[name], value, f"{source}: {name}") for name, value in values.items()}
+    missing = [
+        field.name
+        for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING and field.name not in values
+    ]
+    if missing:
+        raise ConfigError(f"{source}: setting {missing[0]!r} is missing; it has no default")
+    return config_class(**converted)
+
+
+def convert(kind: Any, value: Any, name: str) -> Any:
+    """`value`, from TOML or from Python, as a field of type `kind`; ConfigError if it is of another type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (kind,) = [argument for argument in arguments if argument is not type(None)]
+        return convert(kind, value, name)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(map(str, arguments))}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{name} is {value!r}; it must be a list")
+        kinds = arguments[:1] * len(value) if len(arguments) == 2 and arguments[1] is Ellipsis else arguments
+        if len(kinds) != len(value):
+            raise ConfigError(f"{name} is {value!r}; it must have {len(kinds)} entries")
+        return tuple(convert(each, item, name) for each, item in zip(kinds, value, strict=True))
+    if kind is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} is {value!r}; it must be of type {kind.__name__}")
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict; ConfigError if it is missing or broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def to_toml(config: Any) -> str:
+    """A config as TOML, every field resolved; a field that is None is left out, and None must be its default."""
+    lines = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value is None:
+            assert field.default is None, f"{field.name} is None, which TOML cannot say"
+            continue
+        lines.append(f"{field.name} = {_toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, (str, Path)):
+        return json.dumps(str(value), ensure_ascii=False)  # a JSON string is a TOML basic string
+    return json.dumps(value)

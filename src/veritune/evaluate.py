@@ -1,0 +1,111 @@
+"""Measuring a policy on a task: generate, grade, count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from veritune.types import Completion, Engine, Example, Sampling, Score
+
+RewardFunction = Callable[[str, Any], Score]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Every response of an evaluation, N examples with n responses each, in the examples' order."""
+
+    examples: list[Example]
+    completions: list[list[Completion]]
+    scores: list[list[Score]]
+
+    def summary(self) -> dict[str, float | None]:
+        """Means over all responses, and the 95% interval of the accuracy."""
+        scores = [score for group in self.scores for score in group]
+        completions = [completion for group in self.completions for completion in group]
+        return summarize(scores, completions)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One JSON-ready row a response."""
+        return [
+            response_row(example, completion, score)
+            for example, completions, scores in zip(self.examples, self.completions, self.scores, strict=True)
+            for completion, score in zip(completions, scores, strict=True)
+        ]
+
+
+def evaluate(
+    engine: Engine,
+    reward_fn: RewardFunction,
+    examples: Sequence[Example],
+    prompts_ids: Sequence[Sequence[int]],
+    sampling: Sampling,
+) -> Evaluation:
+    """Generate `sampling.n` responses for each prompt and grade them."""
+    completions = engine.generate(prompts_ids, sampling)
+    scores = [
+        [reward_fn(completion.text, example.ground_truth) for completion in group]
+        for example, group in zip(examples, completions, strict=True)
+    ]
+    return Evaluation(list(examples), completions, scores)
+
+
+def summarize(scores: Sequence[Score], completions: Sequence[Completion]) -> dict[str, float | None]:
+    """Means over responses: rewards, accuracy with its interval, lengths in tokens, truncation, entropy in nats.
+
+    A mean over no responses, such as the length of the correct ones where none is, is None.
+    """
+    lengths = [len(completion.ids) for completion in completions]
+    correct = [length for length, score in zip(lengths, scores, strict=True) if score.answer_reward >= 1]
+    incorrect = [length for length, score in zip(lengths, scores, strict=True) if score.answer_reward < 1]
+    low, high = wilson_interval(len(correct), len(scores))
+    return {
+        "reward": fmean(score.reward for score in scores),
+        "format_reward": fmean(score.format_reward for score in scores),
+        "accuracy": len(correct) / len(scores),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "length": fmean(lengths),
+        "length_correct": fmean(correct) if correct else None,
+        "length_incorrect": fmean(incorrect) if incorrect else None,
+        "truncated": fmean(completion.finish_reason == "length" for completion in completions),
+        "entropy": sampled_entropy(completions),
+    }
+
+
+def sampled_entropy(completions: Sequence[Completion]) -> float:
+    """Mean of -log p over sampled tokens: an unbiased estimate of the sampling distribution's entropy in nats.
+
+    It costs nothing, where the exact entropy would cost a pass over the vocabulary at every position.
+    """
+    tokens = sum(len(completion.logprobs) for completion in completions)
+    return -sum(sum(completion.logprobs) for completion in completions) / max(tokens, 1)
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """The 95% score interval of a proportion (Wilson 1927); (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    rate = successes / trials
+    centre = rate + z * z / (2 * trials)
+    spread = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return (centre - spread) / scale, (centre + spread) / scale
+
+
+def response_row(example: Example, completion: Completion, score: Score) -> dict[str, Any]:
+    """One response as the run folder keeps it: the problem, the ids and text, log-probabilities and the score."""
+    return {
+        "id": example.id,
+        "question": example.question,
+        "ground_truth": example.ground_truth,
+        "response": completion.text,
+        "finish_reason": completion.finish_reason,
+        "weights_version": completion.weights_version,
+        "score": asdict(score),
+        "prompt_ids": list(completion.prompt_ids),
+        "response_ids": list(completion.ids),
+        "logprobs": [round(value, 6) for value in completion.logprobs],
+    }

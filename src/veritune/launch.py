@@ -1,0 +1,156 @@
+"""From a config to a finished run: wires policy, task, engine and recipe, and opens the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from veritune.configs import CommonConfig, from_mapping, read_toml, to_toml
+from veritune.engines import create_engine
+from veritune.errors import CheckpointError, ConfigError
+from veritune.policies import choose_device, choose_dtype, load_policy
+from veritune.report import write_report
+from veritune.runs import Checkpoint, RunFolder
+from veritune.tasks import load_task
+from veritune.trackers import tracking
+
+RECIPES = {"grpo": ("veritune.recipes.grpo", "GRPOConfig")}
+"""Each recipe's module, which has a `run`, and the name of its config class."""
+
+Row = dict[str, Any]
+Listener = Callable[[Row], None]
+Display = Callable[[RunFolder, CommonConfig], contextlib.AbstractContextManager[Listener]]
+
+
+@contextlib.contextmanager
+def silent(run: RunFolder, config: CommonConfig) -> Iterator[Listener]:
+    """A display that shows nothing."""
+    yield lambda row: None
+
+
+def config_class(recipe: str) -> type[CommonConfig]:
+    """The config class of a recipe by name."""
+    if recipe not in RECIPES:
+        raise ConfigError(f"recipe is {recipe!r}; allowed are {', '.join(RECIPES)}")
+    module, name = RECIPES[recipe]
+    return getattr(importlib.import_module(module), name)
+
+
+def launch(recipe: str, config: CommonConfig, display: Display = silent) -> Path:
+    """Start a run and follow it to its end; returns the run folder. Everything is checked before the folder is made."""
+    path = config.run or Path("runs") / f"{recipe}-{config.task}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if (path / "config.toml").exists():
+        raise ConfigError(f"run folder {path} already holds a run; resume it, or choose another folder")
+    return _follow(recipe, config, path, display, resuming=False)
+
+
+def resume(path: Path, display: Display = silent, notify: Callable[[str], None] = print) -> Path:
+    """Continue a run from its newest whole checkpoint; the result is that of the run that nobody stopped."""
+    run = RunFolder.open(path)
+    environment = json.loads((path / "environment.json").read_text())
+    recipe = environment["recipe"]
+    config = from_mapping(config_class(recipe), read_toml(path / "config.toml"), str(path / "config.toml"))
+    checkpoint = run.latest_checkpoint(notify)
+    steps = getattr(config, "steps", 0)
+    if checkpoint and checkpoint.step >= steps:
+        notify(f"{path} has already taken all of its {steps} steps")
+        write_report([path], path)
+        return path
+    return _follow(recipe, config, path, display, resuming=True, checkpoint=checkpoint)
+
+
+def _follow(
+    recipe: str,
+    config: CommonConfig,
+    path: Path,
+    display: Display,
+    *,
+    resuming: bool,
+    checkpoint: Checkpoint | None = None,
+) -> Path:
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    task = load_task(config)
+    policy = load_policy(str(checkpoint.folder) if checkpoint else config.policy, device=device, dtype=dtype)
+    if resuming:
+        run = RunFolder.open(path)
+        run.lock()
+        run.forget_after(checkpoint.step if checkpoint else -1)
+    else:
+        run = RunFolder.create(path, to_toml(config), describe_environment(recipe))
+    engine = create_engine(config, policy)
+    module = importlib.import_module(RECIPES[recipe][0])
+    try:
+        with display(run, config) as show, tracking(config, path) as track:
+
+            def listen(row: Row) -> None:
+                show(row)
+                track(row)
+
+            module.run(config, policy, task, engine, run, checkpoint=checkpoint, listen=listen)
+    finally:
+        engine.close()
+        run.unlock()
+    write_report([path], path)
+    return path
+
+
+def describe_environment(recipe: str) -> dict[str, Any]:
+    """What a run was made with: versions, git revision, hardware."""
+    return {
+        "recipe": recipe,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "versions": {name: _version(name) for name in ("veritune", "torch", "transformers", "numpy", "safetensors")},
+        "git_revision": _git_revision(),
+        "arguments": sys.argv[1:],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _git_revision() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place that cannot hold a run before anything slow is loaded."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise CheckpointError(f"cannot write {path}: {existing} is not writable")

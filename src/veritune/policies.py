@@ -1,0 +1,164 @@
+"""From a name to (model, tokenizer), and back to a folder that `from_pretrained` loads.
+
+The only importer of transformers: a policy is any causal language model of its zoo, and the embedded policy is one
+of them, in the hub's folder form under `assets/`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from veritune.errors import ConfigError, DataError
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
+
+EMBEDDED_FOLDER = Path(__file__).parent / "assets" / "embedded_policy"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A causal language model, its tokenizer, and the two facts about them that generation needs."""
+
+    model: Any
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    """Every id that ends a sequence: the tokenizer's and those of the model's generation settings."""
+    context_length: int
+
+    def encode(self, text: str) -> list[int]:
+        """Prompt text to ids, (L,), without special tokens: a template says itself what it starts with."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" takes the GPU where there is one; anything else is torch's own name for a device."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}; it must be auto, cpu or cuda[:index]") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name!r}, but torch sees no GPU here; use auto or cpu")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """ "auto" is bfloat16 on a GPU and float32 on a CPU."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    allowed = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name not in allowed:
+        raise ConfigError(f"dtype is {name!r}; it must be auto, float32 or bfloat16")
+    return allowed[name]
+
+
+def load_policy(name: str, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Policy:
+    """Load "embedded", a folder, or a hub id. Raises ConfigError if there is no such model or it cannot stop."""
+    location = str(EMBEDDED_FOLDER) if name == "embedded" else name
+    looks_like_path = location.startswith((".", "/", "~")) or location.count("/") > 1
+    folder = Path(location).expanduser()
+    if looks_like_path and not folder.exists():
+        raise ConfigError(f"policy is {name!r}, but there is no such folder; give embedded, a folder or a hub id")
+    if folder.exists():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"policy is {name!r}, but that is no model folder: it has no config.json")
+        location = str(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location)
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=dtype)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"policy {name!r} cannot be loaded: {reason}") from error
+    model = model.to(device=device or torch.device("cpu")).eval()
+    return as_policy(model, tokenizer, name)
+
+
+def as_policy(model: Any, tokenizer: Any, name: str = "policy") -> Policy:
+    """Wrap a loaded model and tokenizer; refuses one that could never end a sequence."""
+    eos_ids = _eos_ids(model, tokenizer)
+    if not eos_ids:
+        raise ConfigError(f"policy {name!r} has no EOS token in its tokenizer or generation config; set one there")
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        raise ConfigError(
+            f"policy {name!r} has a tokenizer of {len(tokenizer)} ids, but only "
+            f"{model.get_input_embeddings().weight.shape[0]} embeddings"
+        )
+    return Policy(model, tokenizer, eos_ids, int(getattr(model.config, "max_position_embeddings", 1 << 30)))
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    configured = getattr(model, "generation_config", None) and model.generation_config.eos_token_id
+    from_model = configured if isinstance(configured, (list, tuple)) else [configured]
+    return frozenset(int(token) for token in [tokenizer.eos_token_id, *from_model] if token is not None)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write model and tokenizer in the hub's form; `load_policy(folder)` and `from_pretrained` read it back."""
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def encode_prompts(policy: Policy, prompts: Iterable[str]) -> list[list[int]]:
+    """Prompt texts to ids; a prompt that leaves no room for one response token is a DataError."""
+    encoded = [policy.encode(prompt) for prompt in prompts]
+    for index, ids in enumerate(encoded):
+        if len(ids) >= policy.context_length:
+            raise DataError(
+                f"prompt {index} has {len(ids)} tokens, but the policy's context holds {policy.context_length}; "
+                "leave room for at least one response token"
+            )
+        if not ids:
+            raise DataError(f"prompt {index} is empty; a prompt needs at least one token")
+    return encoded
+
+
+def new_embedded_policy(corpus: Iterable[str], *, seed: int) -> Policy:
+    """A Qwen2-architecture policy of about 0.9M parameters with random weights, and a tokenizer trained on `corpus`.
+
+    Digits are tokens of their own and the four reasoning tags are single tokens, so that arithmetic is digit-wise and
+    a tag cannot be half-written.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    end, tags = "<|endoftext|>", ["<think>", "</think>", "<answer>", "</answer>"]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        corpus,
+        trainers.BpeTrainer(
+            vocab_size=512, special_tokens=[end, *tags], initial_alphabet=sorted(alphabet), show_progress=False
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end, pad_token=end)
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return as_policy(Qwen2ForCausalLM(config), tokenizer, "embedded")

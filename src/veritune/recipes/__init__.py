@@ -1,0 +1,1 @@
+"""Recipes: each a flat config and a `run` that reads top to bottom."""

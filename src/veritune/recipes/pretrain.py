@@ -1,0 +1,122 @@
+"""Make the embedded policy from nothing: a tokenizer and a small Qwen2 model, trained on synthetic Countdown traces.
+
+The shipped weights are what `veritune pretrain-embedded` made with its defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from veritune.configs import require
+from veritune.policies import Policy, new_embedded_policy, save_policy
+from veritune.prompts import fill_prompt, load_prompt
+from veritune.randomness import derive_seed
+from veritune.tasks.countdown import Problem, generate_problems
+from veritune.tasks.countdown_traces import write_trace
+from veritune.training import Microbatch, clip_and_step, cut_microbatches, make_optimizer, score_responses
+
+CHUNK = 2048
+"""Traces that are sorted by length together, so that little is padded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Settings of `veritune pretrain-embedded`."""
+
+    output: Path = Path("embedded_policy")
+    """The folder that the policy is written to."""
+    seed: int = 0
+    """Seed of the initial weights, the problems and the traces."""
+    tokens: int = 16_000_000
+    """Tokens to train on, prompts included."""
+    learning_rate: float = 2.5e-3
+    """Peak learning rate: reached after 50 steps, held for 60% of the tokens, then falling linearly."""
+    batch_tokens: int = 8192
+    """Positions of one optimiser step, padding included."""
+    problems: int = 8192
+    """Distinct training problems that the traces are written for; none is held out."""
+    r1_zero: float = 0.15
+    """Share of the traces whose prompt wears the r1_zero wording instead of the compact one."""
+    threads: int | None = None
+    """CPU threads for torch; default: one for each core."""
+
+    def __post_init__(self) -> None:
+        require(self, "seed", self.seed >= 0, "0 or more")
+        require(self, "learning_rate", self.learning_rate > 0, "positive")
+        require(self, "r1_zero", 0 <= self.r1_zero <= 1, "between 0 and 1")
+        for name in ("tokens", "batch_tokens", "problems"):
+            require(self, name, getattr(self, name) >= 1, "at least 1")
+
+
+def pretrain(config: PretrainConfig) -> None:
+    """Train and write the policy, telling the loss every hundred steps."""
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    problems = generate_problems(config.problems, config.seed, "train")
+    texts = pretraining_texts(config, problems)
+    policy = new_embedded_policy(
+        (prompt + response for prompt, response in (next(texts) for _ in range(2 * CHUNK))),
+        seed=derive_seed(config.seed, 0, "initial weights"),
+    )
+    optimizer = make_optimizer(policy.model, learning_rate=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    model, seen, began = policy.model.train(), 0, time.perf_counter()
+    recent: list[float] = []
+    for step, batch in enumerate(batches(config, policy, texts), start=1):
+        loss = -score_responses(model, batch, temperature=1.0).sum() / batch.response_mask.sum()
+        loss.backward()
+        clip_and_step(
+            model, optimizer, learning_rate=_learning_rate(config, step, seen / config.tokens), clip_grad_norm=1.0
+        )
+        seen += batch.tokens
+        recent.append(loss.item())
+        if step % 100 == 0 or seen >= config.tokens:
+            print(
+                f"step {step}  {seen / 1e6:.1f}M tokens  loss {sum(recent) / len(recent):.4f}  "
+                f"{time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+            recent = []
+        if seen >= config.tokens:
+            break
+    model.eval()
+    save_policy(policy, config.output)
+    print(f"wrote {config.output}")
+
+
+def _learning_rate(config: PretrainConfig, step: int, progress: float) -> float:
+    return config.learning_rate * min(1.0, step / 50, max(0.02, (1 - progress) / 0.4))
+
+
+def pretraining_texts(config: PretrainConfig, problems: list[Problem]) -> Iterator[tuple[str, str]]:
+    """Endless (prompt, response) pairs: a problem with its numbers in any order, in one of the two wordings."""
+    generator = random.Random(derive_seed(config.seed, 0, "traces"))
+    compact, r1_zero = load_prompt("compact"), load_prompt("r1_zero")
+    while True:
+        problem = generator.choice(problems)
+        numbers = generator.sample(problem.numbers, len(problem.numbers))
+        question = f"Use {', '.join(map(str, numbers))} to make {problem.target}."
+        response = write_trace(numbers, problem.target, generator).response
+        if generator.random() < config.r1_zero:
+            yield fill_prompt(r1_zero, question), "\n" + response
+        else:
+            yield fill_prompt(compact, question), response
+
+
+def batches(config: PretrainConfig, policy: Policy, texts: Iterator[tuple[str, str]]) -> Iterator[Microbatch]:
+    """Endless batches of about `batch_tokens` positions, of rows of like length, in random order."""
+    (end,) = policy.eos_ids
+    generator = random.Random(derive_seed(config.seed, 0, "batch order"))
+    while True:
+        pairs = [next(texts) for _ in range(CHUNK)]
+        prompts = [policy.encode(prompt) for prompt, _ in pairs]
+        responses = [[*policy.encode(response), end] for _, response in pairs]
+        cut = cut_microbatches(
+            prompts, responses, range(CHUNK), token_budget=config.batch_tokens, device=torch.device("cpu")
+        )
+        yield from generator.sample(cut, len(cut))

@@ -1,0 +1,299 @@
+"""What every training recipe shares: microbatches, scoring responses, the optimiser, and checkpoint and resume."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from veritune.configs import CommonConfig, TrainingConfig
+from veritune.errors import CheckpointError, EngineError, Interrupted, TrainingError
+from veritune.policies import Policy, save_policy
+from veritune.primitives import pad_prompt_and_response, selected_log_probs
+from veritune.randomness import derive_seed
+from veritune.runs import Checkpoint, RunFolder
+from veritune.types import Completion, Example, Sampling
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+# --- Microbatches ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Some rows of a batch, padded right to the longest of them."""
+
+    rows: list[int]
+    """Which rows of the batch these are."""
+    input_ids: Tensor  # (B, T)
+    labels: Tensor  # (B, T)
+    response_mask: Tensor  # (B, T), True where the label is a response token
+    tokens: int
+    """Prompt and response tokens, padding left out."""
+
+
+def cut_microbatches(
+    prompts_ids: Sequence[Sequence[int]],
+    responses_ids: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    *,
+    token_budget: int,
+    device: torch.device,
+) -> list[Microbatch]:
+    """Cut `rows` into microbatches of at most `token_budget` positions, padding included, longest rows first.
+
+    Rows of like length stand together, so that little is padded; a row longer than the budget stands alone.
+    """
+    lengths = {row: len(prompts_ids[row]) + len(responses_ids[row]) - 1 for row in rows}
+    groups: list[list[int]] = []
+    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+        if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]] > token_budget:
+            groups.append([])
+        groups[-1].append(row)
+    return [_pack(prompts_ids, responses_ids, group, device) for group in groups]
+
+
+def _pack(
+    prompts_ids: Sequence[Sequence[int]], responses_ids: Sequence[Sequence[int]], rows: list[int], device: torch.device
+) -> Microbatch:
+    # Padding is any valid id: causal attention never looks to the right, and the mask comes from lengths.
+    padded = pad_prompt_and_response([prompts_ids[r] for r in rows], [responses_ids[r] for r in rows], pad_token_id=0)
+    tokens = sum(len(prompts_ids[row]) + len(responses_ids[row]) for row in rows)
+    return Microbatch(rows, **{name: tensor.to(device) for name, tensor in padded.items()}, tokens=tokens)
+
+
+def score_responses(model: Any, microbatch: Microbatch, temperature: float) -> Tensor:
+    """log p of each label under softmax(logits / temperature), (B, T), zero outside the responses.
+
+    The head is applied to response positions alone. Equal to `primitives.get_response_log_probs` there.
+    """
+    hidden = model.base_model(input_ids=microbatch.input_ids, use_cache=False).last_hidden_state  # (B, T, H)
+    mask = microbatch.response_mask
+    logits = model.get_output_embeddings()(hidden[mask])  # (response tokens, V)
+    if temperature != 1:
+        logits = logits / temperature
+    log_probs = selected_log_probs(logits, microbatch.labels[mask])
+    return torch.zeros(mask.shape, dtype=log_probs.dtype, device=mask.device).masked_scatter(mask, log_probs)
+
+
+def pad_responses(values: Sequence[Tensor], response_mask: Tensor) -> Tensor:
+    """One value for each response token, B tensors (length,), laid out as `response_mask` (B, T), zero elsewhere."""
+    flat = torch.cat(list(values)).to(response_mask.device)
+    padded = torch.zeros(response_mask.shape, dtype=flat.dtype, device=flat.device)
+    return padded.masked_scatter(response_mask, flat)
+
+
+# --- What a step begins with -------------------------------------------------------------------------------------
+
+
+def draw_batch(examples: Sequence[Example], size: int, step: int, seed: int) -> list[Example]:
+    """The examples of step 1, 2, …: consecutive slices of one reshuffled pass over the examples after another."""
+    chosen: list[Example] = []
+    position = (step - 1) * size
+    while len(chosen) < size:
+        epoch, offset = divmod(position + len(chosen), len(examples))
+        order = list(range(len(examples)))
+        random.Random(derive_seed(seed, epoch, "data order")).shuffle(order)
+        chosen += [examples[index] for index in order[offset : offset + size - len(chosen)]]
+    return chosen
+
+
+def sampling_of(config: CommonConfig, step: int, purpose: str, *, stop: tuple[str, ...], n: int) -> Sampling:
+    """How a recipe samples at `step`; the purpose keeps rollouts and validations apart."""
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+        min_tokens=config.min_tokens,
+        stop=stop,
+        n=n,
+        seed=derive_seed(config.seed, step, purpose),
+    )
+
+
+def require_version(completions: Sequence[Sequence[Completion]], version: int) -> None:
+    """Refuse completions of weights that were not asked for."""
+    found = {completion.weights_version for group in completions for completion in group}
+    if found - {version}:
+        raise EngineError(f"asked for completions of weights version {version}, got {sorted(found)}")
+
+
+class Stopwatch:
+    """Seconds of each stage of a step, one lap after another."""
+
+    def __init__(self) -> None:
+        self._laps: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def lap(self, stage: str) -> dict[str, float]:
+        """End `stage` now; returns the seconds of every stage so far."""
+        now = time.perf_counter()
+        self._laps[stage], self._began = now - self._began, now
+        return dict(self._laps)
+
+
+# --- Optimiser ---------------------------------------------------------------------------------------------------
+
+
+def make_optimizer(
+    model: torch.nn.Module, *, learning_rate: float, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.AdamW:
+    """Fused AdamW; norms and biases are not decayed."""
+    matrices = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+
+
+def scheduled_learning_rate(peak: float, step: int, total_steps: int, warmup_steps: int, schedule: Schedule) -> float:
+    """The learning rate of update `step` (1 to `total_steps`): linear warm-up to `peak`, then the schedule.
+
+    "linear" and "cosine" fall towards zero, which they would reach one update after the last.
+    """
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps - 1) / max(total_steps - warmup_steps, 1)
+    if schedule == "linear":
+        return peak * (1 - progress)
+    if schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    return peak
+
+
+def clip_and_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, learning_rate: float, clip_grad_norm: float
+) -> float:
+    """Clip the gradient's norm, update, clear the gradient; returns the norm before clipping.
+
+    A gradient that is not finite raises TrainingError before any weight changes.
+    """
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm))
+    if not math.isfinite(norm):
+        raise TrainingError(f"the gradient's norm is {norm}; the update was refused")
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+# --- Checkpoint and resume ---------------------------------------------------------------------------------------
+
+
+def save_checkpoint(run: RunFolder, step: int, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int) -> Path:
+    """Policy and optimiser after `step` updates; nothing else is state, and nothing is pickled."""
+
+    def write(folder: Path) -> None:
+        try:
+            save_policy(policy, folder)
+            save_file(_optimizer_tensors(policy.model, optimizer), folder / "optimizer.safetensors")
+        except SafetensorError as error:
+            raise CheckpointError(f"cannot write {folder}: {error}") from error
+
+    return run.save_checkpoint(step, write, keep)
+
+
+def restore_optimizer(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """Load a checkpoint's optimiser state, bit for bit; its policy is loaded from the same folder beforehand."""
+    tensors = load_file(checkpoint.folder / "optimizer.safetensors")
+    for name, parameter in _trained_parameters(policy.model):
+        state = {kind: tensors.get(f"{name}/{kind}") for kind in ("step", "exp_avg", "exp_avg_sq")}
+        if state["step"] is not None:  # a parameter that has had no gradient yet has no state
+            optimizer.state[parameter] = {k: t.to(parameter.device) for k, t in state.items() if t is not None}
+
+
+def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}/{kind}": value.detach().cpu().contiguous()
+        for name, parameter in _trained_parameters(model)
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+# --- The loop ----------------------------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+
+
+def train(
+    config: TrainingConfig,
+    run: RunFolder,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    *,
+    start: int,
+    update: Callable[[int], Row],
+    validate: Callable[[int], Row],
+    listen: Callable[[Row], None],
+) -> None:
+    """Call `update(step)` for start + 1 to `config.steps`, validate and checkpoint on time, record every row.
+
+    `update` and `validate` return metrics. Ctrl-C ends the run after the step in progress, with a checkpoint and an
+    Interrupted that says how to resume; a second Ctrl-C ends it at once.
+    """
+    elapsed_before = max((row["seconds_elapsed"] for row in run.metrics()), default=0.0)
+    began = time.perf_counter()
+
+    def record(row: Row) -> None:
+        row["seconds_elapsed"] = elapsed_before + time.perf_counter() - began
+        run.append_metrics(row)
+        listen(row)
+
+    if start == 0:
+        record({"step": 0, **validate(0)})
+    with stop_requests() as stop_requested:
+        for step in range(start + 1, config.steps + 1):
+            row = {"step": step, **update(step)}
+            last = step == config.steps
+            if last or step % config.validate_every == 0:
+                row |= validate(step)
+            record(row)
+            if last or stop_requested() or step % config.checkpoint_every == 0:
+                save_checkpoint(run, step, policy, optimizer, keep=config.keep_checkpoints)
+            if stop_requested() and not last:
+                raise Interrupted(f"stopped after step {step}; resume with: veritune resume {run.path}")
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a request that is asked for between steps; only the main thread can."""
+    requested: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def request(signal_number: int, _frame: object) -> None:
+        if requested:
+            raise KeyboardInterrupt
+        requested.append(signal_number)
+
+    previous = signal.signal(signal.SIGINT, request)
+    try:
+        yield lambda: bool(requested)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def refused(run: RunFolder, step: int, reason: str, rows: Sequence[Mapping[str, Any]]) -> TrainingError:
+    """Save the batch of a step that must not be taken under refused/; returns the error to raise."""
+    run.write_rows("refused", step, rows)
+    return TrainingError(
+        f"step {step} was refused: {reason}. The batch is in {run.path / 'refused'}; the last checkpoint is intact"
+    )
