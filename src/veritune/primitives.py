@@ -150,8 +150,7 @@ def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, di
 
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean of the elements where the mask is set, over `dim` or over everything; NaN where none is set."""
-    total = _masked_sum(tensor, mask, dim)
-    return total / (mask.bool().sum() if dim is None else mask.bool().sum(dim=dim))
+    return _masked_sum(tensor, mask, dim) / (mask.bool().sum() if dim is None else mask.bool().sum(dim=dim))
 
 
 def _masked_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
