@@ -1,0 +1,114 @@
+"""The settings of a discovery run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from veritune.errors import ConfigError
+
+Strategy = Literal["prompt", "refine", "best-of-n", "islands"]
+STRATEGIES = ("prompt", "refine", "best-of-n", "islands")
+_MAX_ISLANDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverConfig:
+    """One generate-verify-refine run on one problem; the strategies combine freely."""
+
+    problem: str = "kissing"
+    """The problem's family, with further sizes after a colon where it has them (covering_design:6,5)."""
+    dimension: int = 11
+    """The problem's size: dimension, side of the grid, marks of the ruler or points of the design."""
+    output: Path = Path("runs/discover")
+    """The run folder."""
+    resume: bool = False
+    """Continue the run in the output folder: no answered request is asked again."""
+    proposer: Literal["model", "search"] = "model"
+    """Who writes the programs: a language model, or the shipped search (kissing only, no model needed)."""
+    model: str = ""
+    """The model's name at the endpoint."""
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint such as http://localhost:8000/v1; none means OpenAI's own."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key; the key itself is never a setting and never written."""
+    strategy: tuple[Strategy, ...] = ("refine",)
+    """prompt: the statement alone; refine: the last verdict and the best program go back; best-of-n; islands."""
+    samples: int = 4
+    """Answers to each prompt under best-of-n."""
+    islands: int = 2
+    """Populations under islands, 1 to 4."""
+    migration_interval: int = 3
+    """Rounds between migrations of each island's best program to the next island."""
+    rounds: int = 10
+    """Rounds of the whole run, those before a resume included."""
+    token_budget: int | None = None
+    """No request starts once this many tokens (prompts and answers) are used."""
+    time_budget_seconds: float | None = None
+    """No request starts after this much wall time, that before a resume included."""
+    cost_budget: float | None = None
+    """No request starts once this much (US dollars, by the two prices) is spent."""
+    input_price: float = 0.0
+    """US dollars for a million prompt tokens."""
+    output_price: float = 0.0
+    """US dollars for a million answer tokens."""
+    stop_at_score: int | None = None
+    """The run ends after the round that reaches this score."""
+    temperature: float = 1.0
+    """Of the model's sampling."""
+    max_answer_tokens: int = 16384
+    """Tokens of one answer at most."""
+    request_seconds: float = 600.0
+    """A request without a complete answer after this long counts as stalled and is retried."""
+    retries: int = 5
+    """Further attempts at a request after a 429, a 5xx, a timeout or a lost connection."""
+    backoff_seconds: float = 1.0
+    """Wait before the first retry; it doubles each time, up to a minute."""
+    concurrency: int = 4
+    """Requests and candidate programs under way at once."""
+    program_seconds: float = 60.0
+    """Wall-clock limit of one candidate program."""
+    program_memory_mb: int = 2048
+    """Memory limit of one candidate program."""
+    unsafe_no_sandbox: bool = False
+    """Run candidate programs also where Landlock or seccomp is missing, with the layers that remain."""
+    seed: int = 0
+    """Of the choice of parents and of the search."""
+
+    def __post_init__(self) -> None:
+        if self.proposer == "model" and not self.model:
+            raise ConfigError("model is empty; name the endpoint's model, or choose proposer 'search'")
+        if self.proposer == "search" and self.problem != "kissing":
+            raise ConfigError(
+                f"proposer is 'search' with problem {self.problem!r}; the shipped search knows kissing only"
+            )
+        unknown = [name for name in self.strategy if name not in STRATEGIES]
+        if unknown or not self.strategy:
+            raise ConfigError(f"strategy is {self.strategy!r}; it must name one or more of {', '.join(STRATEGIES)}")
+        if not 1 <= self.islands <= _MAX_ISLANDS:
+            raise ConfigError(f"islands is {self.islands}; it must lie between 1 and {_MAX_ISLANDS}")
+        for name in (
+            "samples",
+            "migration_interval",
+            "rounds",
+            "max_answer_tokens",
+            "concurrency",
+            "program_memory_mb",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("request_seconds", "program_seconds", "token_budget", "time_budget_seconds", "cost_budget"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("temperature", "retries", "backoff_seconds", "input_price", "output_price"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
+
+    @property
+    def samples_per_prompt(self) -> int:
+        return self.samples if "best-of-n" in self.strategy else 1
+
+    @property
+    def populations(self) -> int:
+        return self.islands if "islands" in self.strategy else 1

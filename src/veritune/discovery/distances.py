@@ -1,0 +1,95 @@
+"""The exact minimum distance of integer points of any size, at the speed of floating-point matrix products.
+
+Coordinates are cut into limbs of so few bits that every sum which a float64 matrix product forms stays an integer of
+at most 2**53, where float64 is exact. The limbs of all squared distances are then carried into base-2**b digits and
+compared digit by digit. No rounding happens anywhere, so no tolerance is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_EXACT_FLOAT_INTEGERS = 2**53
+_BLOCK_ELEMENTS = 4_000_000
+"""Digits held at once: bounds memory at about a hundred megabytes however many points there are."""
+
+
+def squared_norm(point: Sequence[int]) -> int:
+    """The exact squared Euclidean norm."""
+    return sum(x * x for x in point)
+
+
+def minimum_squared_distance(points: Sequence[Sequence[int]]) -> tuple[int, int, int]:
+    """(d2, i, j): the exact minimum of |x_i - x_j|^2 over i < j, and the first pair in row order that attains it.
+
+    `points` are n >= 2 rows of equally many Python integers.
+    """
+    dimension = len(points[0])
+    bits = max(1, max(abs(x) for point in points for x in point).bit_length())
+    width = _limb_width(bits, dimension)
+    limbs = _split(points, bits, width)
+    places = 2 * len(limbs) - 1
+    norms = [
+        sum((limbs[a] * limbs[k - a]).sum(axis=1) for a in range(len(limbs)) if 0 <= k - a < len(limbs))
+        for k in range(places)
+    ]
+    block = max(1, _BLOCK_ELEMENTS // (len(points) * (places + 1)))
+    best: tuple[int, int, int] | None = None
+    for start in range(0, len(points) - 1, block):
+        found = _block_minimum(limbs, norms, width, start, min(start + block, len(points)))
+        if best is None or found < best:
+            best = found
+    assert best is not None
+    return best
+
+
+def _limb_width(bits: int, dimension: int) -> int:
+    """The widest limb for which 4 * dimension * limbs * 2**(2 * width) stays exact in float64.
+
+    A squared distance's k-th limb sum is norm_i + norm_j - 2 * gram, and each of the four terms is at most
+    dimension * limbs * 2**(2 * width) in absolute value, partial sums included.
+    """
+    for width in range(min(bits, 25), 0, -1):
+        limbs = -(-bits // width)
+        if 4 * dimension * limbs * 4**width <= _EXACT_FLOAT_INTEGERS:
+            return width
+    raise ValueError(f"dimension {dimension} with {bits}-bit coordinates leaves no exact limb width")
+
+
+def _split(points: Sequence[Sequence[int]], bits: int, width: int) -> list[np.ndarray]:
+    """Limbs, least significant first, each (n, dimension) float64 and carrying its coordinate's sign."""
+    mask = 2**width - 1
+    signs = np.array([[-1 if x < 0 else 1 for x in point] for point in points], dtype=np.float64)
+    return [
+        signs * np.array([[(abs(x) >> shift) & mask for x in point] for point in points], dtype=np.float64)
+        for shift in range(0, bits, width)
+    ]
+
+
+def _block_minimum(
+    limbs: list[np.ndarray], norms: list[np.ndarray], width: int, start: int, stop: int
+) -> tuple[int, int, int]:
+    """The minimum over pairs i < j with start <= i < stop."""
+    digits = []
+    carry = np.zeros((stop - start, len(norms[0]) - start), dtype=np.int64)  # (rows, columns)
+    for place, norm in enumerate(norms):
+        gram = sum(
+            limbs[a][start:stop] @ limbs[place - a][start:].T for a in range(len(limbs)) if 0 <= place - a < len(limbs)
+        )
+        total = (norm[start:stop, None] + norm[None, start:] - 2 * gram).astype(np.int64) + carry
+        digits.append(total & (2**width - 1))
+        carry = total >> width
+    top = carry
+    top[np.tril_indices_from(top)] = np.iinfo(np.int64).max  # i < j alone counts
+    remaining = np.flatnonzero(top == top.min())
+    for digit in reversed(digits):
+        values = digit.ravel()[remaining]
+        remaining = remaining[values == values.min()]
+    first = int(remaining[0])
+    value = int(top.ravel()[first])
+    for digit in reversed(digits):
+        value = (value << width) + int(digit.ravel()[first])
+    row, column = divmod(first, top.shape[1])
+    return value, start + row, start + column

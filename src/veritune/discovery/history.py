@@ -1,0 +1,119 @@
+"""What the event log says happened, and whom the next prompt builds upon: pure functions of the events."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from veritune.discovery.config import DiscoverConfig
+from veritune.discovery.events import Event
+from veritune.discovery.problem import Problem, Verdict
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One request and what came of it; fields are None until their event is in the log.
+
+    >>> Attempt("r3-i0-s1", 3, 0, 1, messages=[{"role": "user", "content": "Find ..."}])
+    """
+
+    id: str
+    round: int
+    island: int
+    sample: int
+    messages: list[Message]
+    answer: str | None = None
+    finish_reason: str | None = None
+    failure: str | None = None
+    """Why no answer came, after all retries."""
+    program: str | None = None
+    verdict: Verdict | None = None
+    candidate: Any = None
+    """The verified points; kept only where they beat everything before them."""
+    sandbox: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    seconds: float = 0.0
+    """From the request to its answer."""
+
+    @property
+    def score(self) -> int | None:
+        """The score of a valid candidate, else None."""
+        return self.verdict.score if self.verdict is not None and self.verdict.valid else None
+
+
+def attempts(events: Sequence[Event]) -> dict[str, Attempt]:
+    """Attempts by id, judged ones first and in the order of their verdicts: the order that decides ties."""
+    found: dict[str, Attempt] = {}
+    judged: dict[str, Attempt] = {}
+    for event in events:
+        kind = event["type"]
+        if kind == "request":
+            fields = {name: event[name] for name in ("id", "round", "island", "sample", "messages")}
+            found[event["id"]] = Attempt(**fields)
+        elif kind == "answer":
+            names = ("answer", "finish_reason", "prompt_tokens", "completion_tokens", "cost", "seconds")
+            found[event["id"]] = replace(found[event["id"]], **{name: event[name] for name in names})
+        elif kind == "failure":
+            found[event["id"]] = replace(found[event["id"]], failure=event["error"])
+        elif kind == "verdict":
+            attempt = found.pop(event["id"])
+            verdict = Verdict(event["valid"], event["score"], event["message"])
+            fields = {name: event[name] for name in ("program", "candidate", "sandbox")}
+            judged[event["id"]] = replace(attempt, verdict=verdict, **fields)
+    return judged | found
+
+
+def best(candidates: Sequence[Attempt], problem: Problem) -> Attempt | None:
+    """The valid attempt with the best score, the first of equals."""
+    leader: Attempt | None = None
+    for attempt in candidates:
+        if attempt.score is not None and (
+            leader is None or leader.score is None or problem.better(attempt.score, leader.score)
+        ):
+            leader = attempt
+    return leader
+
+
+def parent_of(
+    past: Sequence[Attempt], problem: Problem, config: DiscoverConfig, round_index: int, island: int
+) -> Attempt | None:
+    """The program that the prompt of `island` shows: none, the best of all, or one of the island's by score."""
+    if "islands" in config.strategy:
+        population = _population(past, problem, config, round_index, island)
+        ranked = sorted(population, key=lambda a: a.score or 0, reverse=problem.goal == "maximize")
+        if not ranked:
+            return None
+        draw = random.Random(f"{config.seed} parent {round_index} {island}")
+        return draw.choices(ranked, weights=[1 / (rank + 1) ** 2 for rank in range(len(ranked))])[0]
+    return best(past, problem) if "refine" in config.strategy else None
+
+
+def _population(
+    past: Sequence[Attempt], problem: Problem, config: DiscoverConfig, round_index: int, island: int
+) -> list[Attempt]:
+    """The island's valid attempts, and what its neighbour's best was at every migration so far."""
+    own = [a for a in past if a.score is not None and a.island == island]
+    neighbour = [a for a in past if a.island == (island - 1) % config.populations]
+    for migration in range(config.migration_interval, round_index + 1, config.migration_interval):
+        migrant = best([a for a in neighbour if a.round < migration], problem)
+        if migrant is not None and migrant not in own:
+            own.append(migrant)
+    return own
+
+
+def last_of(past: Sequence[Attempt], problem: Problem, config: DiscoverConfig, island: int) -> Attempt | None:
+    """The attempt whose verdict goes back under `refine`: the best of the island's last judged round."""
+    if "refine" not in config.strategy:
+        return None
+    own = [a for a in past if a.verdict is not None and a.island == island]
+    if not own:
+        return None
+    last_round = max(a.round for a in own)
+    latest = [a for a in own if a.round == last_round]
+    return best(latest, problem) or latest[0]

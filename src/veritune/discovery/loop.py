@@ -1,0 +1,247 @@
+"""The loop: ask, run, verify, tell; every step goes through the event log before anything depends on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from veritune.discovery.config import DiscoverConfig
+from veritune.discovery.evaluate import Evaluation, evaluate_program
+from veritune.discovery.events import EventLog
+from veritune.discovery.history import Attempt, attempts, best, last_of, parent_of
+from veritune.discovery.outputs import write_outputs
+from veritune.discovery.problem import Problem, Verdict
+from veritune.discovery.problems import build_problem
+from veritune.discovery.prompts import build_messages, extract_program
+from veritune.discovery.proposers import ProposalError, Proposer, Request, api_key, build_proposer
+from veritune.discovery.sandbox import Limits, SandboxLevel, require_sandbox
+from veritune.errors import ConfigError
+
+# What a resumed run may change: where and how fast it asks, and when it stops; not what it is.
+_CHANGEABLE = (
+    "output", "resume", "base_url", "api_key_env", "rounds", "token_budget", "time_budget_seconds", "cost_budget",
+    "input_price", "output_price", "stop_at_score", "request_seconds", "retries", "backoff_seconds", "concurrency",
+    "unsafe_no_sandbox",
+)  # fmt: skip
+
+
+def discover(config: DiscoverConfig) -> Path:
+    """Runs (or resumes) a discovery and returns its folder.
+
+    The folder holds `events.jsonl`, from which `conversation_log.json`, `best_program.py`, `best_points.json` and
+    `report.md` are derived; they are also written when the run is interrupted. Raises ConfigError where the sandbox is
+    incomplete, the key is missing, or a resumed run would be another run.
+    """
+    problem = build_problem(config.problem, config.dimension)
+    level = require_sandbox(unsafe=config.unsafe_no_sandbox)
+    proposer = build_proposer(config)
+    with EventLog(config.output, resume=config.resume, secret=api_key(config)) as log:
+        _begin(log, config, problem, level)
+        reason = "interrupted"
+        try:
+            reason = _run_rounds(_Run(config, problem, level, proposer, log))
+        finally:
+            log.append("stop", reason=reason)
+            write_outputs(config.output)
+    return config.output
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    config: DiscoverConfig
+    problem: Problem
+    level: SandboxLevel
+    proposer: Proposer
+    log: EventLog
+    running_programs: threading.Semaphore = dataclasses.field(
+        default_factory=lambda: threading.BoundedSemaphore(os.cpu_count() or 1)
+    )
+
+
+def _begin(log: EventLog, config: DiscoverConfig, problem: Problem, level: SandboxLevel) -> None:
+    settings = {name: _plain(getattr(config, name)) for name in (f.name for f in dataclasses.fields(config))}
+    if not log.events:
+        known = None if problem.best_known is None else dataclasses.asdict(problem.best_known)
+        described = {
+            "name": problem.name,
+            "dimension": problem.dimension,
+            "statement": problem.statement,
+            "goal": problem.goal,
+            "bound": problem.bound,
+            "bound_source": problem.bound_source,
+            "best_known": known,
+        }
+        log.append("start", config=settings, problem=described, sandbox=str(level), missing_layers=level.missing)
+        return
+    first = log.events[0]["config"]
+    for name, value in settings.items():
+        if name not in _CHANGEABLE and first[name] != value:
+            raise ConfigError(f"{name} is {value!r}, but the run to resume has {first[name]!r}; it must stay the same")
+    log.append("resume", config=settings, sandbox=str(level), missing_layers=level.missing)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+def _run_rounds(run: _Run) -> str:
+    """Plays the rounds that are not yet played; returns why it stopped."""
+    config = run.config
+    for round_index in range(config.rounds):
+        past = [a for a in attempts(run.log.events).values() if a.round < round_index]
+        leader = best(past, run.problem)
+        if leader is not None and leader.score is not None and _good_enough(leader.score, run):
+            return f"score {leader.score} reached"
+        reason = _spent_budget(run)
+        if reason:
+            return reason
+        jobs = [
+            functools.partial(_play, run, past, round_index, island, sample)
+            for island in range(config.populations)
+            for sample in range(config.samples_per_prompt)
+        ]
+        _in_daemon_threads(jobs, config.concurrency)
+    return _spent_budget(run) or f"all {config.rounds} rounds played"
+
+
+def _good_enough(score: int, run: _Run) -> bool:
+    targets = [run.problem.bound] + ([] if run.config.stop_at_score is None else [run.config.stop_at_score])
+    return any(not run.problem.better(target, score) for target in targets)
+
+
+def _spent_budget(run: _Run) -> str:
+    """Which budget is used up, or ""."""
+    config = run.config
+    if config.time_budget_seconds is not None and run.log.elapsed() >= config.time_budget_seconds:
+        return f"time budget of {config.time_budget_seconds:g} s used up"
+    answers = [event for event in list(run.log.events) if event["type"] == "answer"]
+    tokens = sum(event["prompt_tokens"] + event["completion_tokens"] for event in answers)
+    if config.token_budget is not None and tokens >= config.token_budget:
+        return f"token budget of {config.token_budget} used up"
+    if config.cost_budget is not None and sum(event["cost"] for event in answers) >= config.cost_budget:
+        return f"cost budget of {config.cost_budget:g} used up"
+    return ""
+
+
+def _play(run: _Run, past: Sequence[Attempt], round_index: int, island: int, sample: int) -> None:
+    """One sample from request to verdict, each step only where the log does not hold it yet."""
+    attempt_id = f"r{round_index}-i{island}-s{sample}"
+    known = attempts(list(run.log.events)).get(attempt_id)
+    if known is not None and (known.verdict is not None or known.failure is not None):
+        return
+    answer = known.answer if known is not None else None
+    finish_reason = known.finish_reason if known is not None else None
+    if answer is None:
+        if _spent_budget(run):
+            return
+        reply = _ask(run, past, round_index, island, sample, attempt_id)
+        if reply is None:
+            return
+        answer, finish_reason = reply
+    program = extract_program(answer)
+    evaluation = _evaluate(run, program, finish_reason)
+    _log_verdict(run, attempt_id, program, evaluation)
+
+
+def _ask(
+    run: _Run, past: Sequence[Attempt], round_index: int, island: int, sample: int, attempt_id: str
+) -> tuple[str, str] | None:
+    """(answer, finish reason), once it is in the log; None where no answer came."""
+    config, log = run.config, run.log
+    parent = parent_of(past, run.problem, config, round_index, island)
+    messages = build_messages(run.problem, config, parent, last_of(past, run.problem, config, island))
+    log.append("request", id=attempt_id, round=round_index, island=island, sample=sample, messages=messages)
+    digest = hashlib.sha256(f"{config.seed} {attempt_id}".encode()).digest()
+    request = Request(messages, parent, int.from_bytes(digest[:4]))
+    started = time.monotonic()
+    try:
+        answer = run.proposer(request, lambda error, wait: log.append("retry", id=attempt_id, error=error, wait=wait))
+    except ProposalError as error:
+        log.append("failure", id=attempt_id, error=str(error))
+        return None
+    cost = (answer.prompt_tokens * config.input_price + answer.completion_tokens * config.output_price) / 1e6
+    log.append(
+        "answer",
+        id=attempt_id,
+        answer=answer.text,
+        finish_reason=answer.finish_reason,
+        prompt_tokens=answer.prompt_tokens,
+        completion_tokens=answer.completion_tokens,
+        cost=cost,
+        seconds=time.monotonic() - started,
+    )
+    return answer.text, answer.finish_reason
+
+
+def _evaluate(run: _Run, program: str | None, finish_reason: str | None) -> Evaluation:
+    cut = " The answer was cut off at its token limit." if finish_reason == "length" else ""
+    if program is None:
+        return Evaluation(Verdict(False, 0, f"The answer holds no Python program.{cut}"), None, str(run.level))
+    limits = Limits(seconds=run.config.program_seconds, memory_mb=run.config.program_memory_mb)
+    with run.running_programs:
+        evaluation = evaluate_program(run.problem, program, limits, run.level)
+    if evaluation.verdict.valid or not cut:
+        return evaluation
+    verdict = dataclasses.replace(evaluation.verdict, message=evaluation.verdict.message + cut)
+    return dataclasses.replace(evaluation, verdict=verdict)
+
+
+def _log_verdict(run: _Run, attempt_id: str, program: str | None, evaluation: Evaluation) -> None:
+    """The points themselves are kept only where they beat all before: whoever leads the log has them."""
+    verdict = evaluation.verdict
+    with run.log.locked():
+        leader = best(list(attempts(run.log.events).values()), run.problem)
+        leads = verdict.valid and (
+            leader is None or leader.score is None or run.problem.better(verdict.score, leader.score)
+        )
+        run.log.append(
+            "verdict",
+            id=attempt_id,
+            program=program,
+            valid=verdict.valid,
+            score=verdict.score,
+            message=verdict.message,
+            sandbox=evaluation.sandbox,
+            candidate=evaluation.candidate if leads else None,
+        )
+
+
+def _in_daemon_threads(jobs: Sequence[Callable[[], None]], workers: int) -> None:
+    """Runs all jobs, `workers` at a time; the first error is raised here and no further job starts.
+
+    Daemon threads, so that an interrupt need not wait for a server that does not answer.
+    """
+    waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    stopped = threading.Event()
+    for job in jobs:
+        waiting.put(job)
+
+    def work() -> None:
+        while not stopped.is_set():
+            try:
+                waiting.get_nowait()()
+            except queue.Empty:
+                return
+            except BaseException as error:  # raised again in the main thread
+                finished.put(error)
+            else:
+                finished.put(None)
+
+    for _ in range(min(workers, len(jobs))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for _ in jobs:
+            error = finished.get()
+            if error is not None:
+                raise error
+    finally:
+        stopped.set()

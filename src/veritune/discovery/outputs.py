@@ -1,0 +1,103 @@
+"""What a person reads of a run, all of it derived from its event log and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from veritune.discovery.events import Event, read_events
+from veritune.discovery.history import Attempt, attempts, best
+from veritune.discovery.problem import Problem, Verdict
+from veritune.discovery.problems import build_problem
+from veritune.discovery.prompts import extract_program
+from veritune.discovery.report import draw_scores, report_text
+from veritune.errors import DataError
+
+CONVERSATION_FILE = "conversation_log.json"
+
+
+def write_outputs(folder: Path) -> None:
+    """Derives `conversation_log.json`, `best_program.py`, `best_points.json` and `report.md` with its figure.
+
+    Each file is written aside and renamed, so a reader never sees half of one.
+    """
+    events = read_events(folder)
+    starts = [event for event in events if event["type"] == "start"]
+    if not starts:
+        raise DataError(f"{folder}: the event log has no start; nothing was run")
+    described = starts[0]["problem"]
+    problem = build_problem(described["name"], described["dimension"])
+    played = list(attempts(events).values())
+    leader = best(played, problem)
+    _write(folder / CONVERSATION_FILE, json.dumps(_conversation(events, played, leader), indent=1))
+    if leader is not None and leader.program is not None:
+        _write(folder / "best_program.py", leader.program)
+        _write(folder / "best_points.json", json.dumps(leader.candidate))
+    figure = draw_scores(folder / "score_by_round.png", played, problem)
+    _write(folder / "report.md", report_text(events, played, leader, problem, figure))
+
+
+def _conversation(events: Sequence[Event], played: Sequence[Attempt], leader: Attempt | None) -> dict[str, Any]:
+    """The whole conversation: every prompt with its answer, the program in it and the verdict on it, in order."""
+    start = events[0]
+    return {
+        "problem": start["problem"],
+        "config": start["config"],
+        "sandbox": start["sandbox"],
+        "best": None if leader is None else {"id": leader.id, "score": leader.score, "program": leader.program},
+        "exchanges": [_exchange(attempt) for attempt in played],
+    }
+
+
+def _exchange(attempt: Attempt) -> dict[str, Any]:
+    verdict = attempt.verdict
+    return {
+        "id": attempt.id,
+        "round": attempt.round,
+        "island": attempt.island,
+        "sample": attempt.sample,
+        "messages": attempt.messages,
+        "answer": attempt.answer,
+        "finish_reason": attempt.finish_reason,
+        "failure": attempt.failure,
+        "program": attempt.program,
+        "verdict": None
+        if verdict is None
+        else {"valid": verdict.valid, "score": verdict.score, "message": verdict.message, "sandbox": attempt.sandbox},
+        "prompt_tokens": attempt.prompt_tokens,
+        "completion_tokens": attempt.completion_tokens,
+        "cost": attempt.cost,
+        "seconds": attempt.seconds,
+    }
+
+
+def replay_conversation(path: Path) -> tuple[str, int] | None:
+    """(program, score) of the best exchange in a `conversation_log.json`, read anew from its answers and verdicts."""
+    log = json.loads(path.read_text())
+    problem: Problem = build_problem(log["problem"]["name"], log["problem"]["dimension"])
+    replayed = []
+    for exchange in log["exchanges"]:
+        if exchange["answer"] is not None and exchange["verdict"] is not None:
+            told = exchange["verdict"]
+            replayed.append(
+                Attempt(
+                    id=exchange["id"],
+                    round=exchange["round"],
+                    island=exchange["island"],
+                    sample=exchange["sample"],
+                    messages=exchange["messages"],
+                    program=extract_program(exchange["answer"]),
+                    verdict=Verdict(told["valid"], told["score"], told["message"]),
+                )
+            )
+    leader = best(replayed, problem)
+    return None if leader is None or leader.program is None or leader.score is None else (leader.program, leader.score)
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+    os.replace(aside, path)

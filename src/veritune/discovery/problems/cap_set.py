@@ -1,0 +1,73 @@
+"""Cap sets: the largest subset of F_3^n without three distinct points on a line, that is with x + y + z = 0."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
+from veritune.errors import ConfigError
+
+_EXACT = {1: 2, 2: 4, 3: 9, 4: 20, 5: 45, 6: 112}
+_KNOWN = {
+    1: BestKnown(2, "ancient", "elementary"),
+    2: BestKnown(4, "ancient", "elementary"),
+    3: BestKnown(9, "1947", "Bose, elliptic quadric"),
+    4: BestKnown(20, "1971", "Pellegrino"),
+    5: BestKnown(45, "2002", "Edel, Ferret, Landjev and Storme"),
+    6: BestKnown(112, "2008", "Potechin"),
+    7: BestKnown(236, "1994", "Calderbank and Fishburn"),
+    8: BestKnown(512, "2023", "Romera-Paredes et al., FunSearch"),
+}
+_LARGEST_DIMENSION = 12
+
+
+def build(dimension: int) -> Problem:
+    """The cap set problem in F_3^dimension, 1 to 12."""
+    if not 1 <= dimension <= _LARGEST_DIMENSION:
+        raise ConfigError(f"dimension is {dimension}; for cap_set it must lie between 1 and {_LARGEST_DIMENSION}")
+    # A cap of F_3^n meets each of three parallel hyperplanes in a cap of F_3^(n - 1).
+    bound = _EXACT[dimension] if dimension in _EXACT else _EXACT[6] * 3 ** (dimension - 6)
+
+    def check(candidate: object) -> tuple[int, str]:
+        points = integer_rows(
+            candidate, dimension, noun="point", at_least=1, at_most=bound,
+            why_at_most=f"the proven upper bound in dimension {dimension}",
+        )  # fmt: skip
+        for index, point in enumerate(points):
+            if any(x not in (0, 1, 2) for x in point):
+                raise CandidateFault(f"point {index} is {point}; every coordinate must be 0, 1 or 2")
+        _refuse_lines(np.array(points, dtype=np.int64))
+        return len(points), f"{len(points)} points of F_3^{dimension}, no three on a line"
+
+    return Problem(
+        name="cap_set",
+        dimension=dimension,
+        statement=(
+            f"Find a cap set in F_3^{dimension}, as large as possible: a set of distinct vectors with coordinates in "
+            "{0, 1, 2} of which no three distinct ones sum to the zero vector modulo 3. The score is its size."
+        ),
+        schema=f"a list of points, each a list of {dimension} integers that are 0, 1 or 2",
+        goal="maximize",
+        bound=bound,
+        bound_source="exact value" if dimension in _EXACT else "three caps of the dimension below, from 112 in F_3^6",
+        best_known=_KNOWN.get(dimension),
+        verify=judged(check),
+    )
+
+
+def _refuse_lines(points: np.ndarray) -> None:
+    """Raises on a repeated point or on three that sum to zero; `points` is (n, dimension) over {0, 1, 2}."""
+    powers = 3 ** np.arange(points.shape[1])
+    codes = points @ powers
+    holder = np.full(3 ** points.shape[1], -1)
+    for index, code in enumerate(codes):
+        if holder[code] >= 0:
+            raise CandidateFault(f"points {holder[code]} and {index} are duplicates")
+        holder[code] = index
+    for index, point in enumerate(points):
+        # The third point of the line through x and y is -(x + y); for y = x that is x itself.
+        thirds = holder[(-(point + points[:index]) % 3) @ powers]
+        if (thirds >= 0).any():
+            other = int(np.flatnonzero(thirds >= 0)[0])
+            i, j, k = sorted((index, other, int(thirds[other])))
+            raise CandidateFault(f"points {i}, {j} and {k} lie on one line: they sum to zero modulo 3")

@@ -1,0 +1,84 @@
+"""Covering designs C(v, k, t): the fewest k-subsets of v points such that every t-subset lies in one of them."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
+from veritune.errors import ConfigError
+
+_LARGEST_COUNT = 2_000_000
+"""Of t-subsets to cover and of blocks to cover them with: what a verifier can enumerate in seconds."""
+
+# Sizes that are exact because a Steiner system S(t, k, v) exists: every t-subset lies in exactly one block.
+_STEINER = {
+    (7, 3, 2): "Fano plane",
+    (9, 3, 2): "affine plane of order 3",
+    (13, 3, 2): "Steiner triple systems",
+    (13, 4, 2): "projective plane of order 3",
+    (16, 4, 2): "affine plane of order 4",
+    (21, 5, 2): "projective plane of order 4",
+    (8, 4, 3): "Steiner quadruple system SQS(8)",
+    (10, 4, 3): "Steiner quadruple system SQS(10)",
+    (14, 4, 3): "Steiner quadruple systems SQS(14)",
+    (11, 5, 4): "Witt design S(4, 5, 11)",
+    (12, 6, 5): "Witt design S(5, 6, 12)",
+    (23, 7, 4): "Witt design S(4, 7, 23)",
+    (24, 8, 5): "Witt design S(5, 8, 24)",
+}
+
+
+def build(dimension: int, block_size: int, strength: int) -> Problem:
+    """C(v, k, t) with v = `dimension`, k = `block_size` and t = `strength`, 1 <= t <= k <= v."""
+    if not 1 <= strength <= block_size <= dimension:
+        raise ConfigError(
+            f"covering_design got v={dimension}, k={block_size}, t={strength}; they must satisfy 1 <= t <= k <= v"
+        )
+    wanted = comb(dimension, strength)
+    if wanted > _LARGEST_COUNT:
+        raise ConfigError(f"covering_design has {wanted} subsets to cover; at most {_LARGEST_COUNT} are supported")
+    most = min(comb(dimension, block_size), _LARGEST_COUNT)
+    bound = _schonheim(dimension, block_size, strength)
+    steiner = _STEINER.get((dimension, block_size, strength))
+
+    def check(candidate: object) -> tuple[int, str]:
+        blocks = integer_rows(
+            candidate, block_size, noun="block", at_least=1, at_most=most, why_at_most="the number of blocks there are"
+        )
+        for index, block in enumerate(blocks):
+            if len(set(block)) < block_size or not all(0 <= x < dimension for x in block):
+                raise CandidateFault(
+                    f"block {index} is {block}; it must have {block_size} distinct points between 0 and {dimension - 1}"
+                )
+        covered = {subset for block in blocks for subset in combinations(sorted(block), strength)}
+        if len(covered) < wanted:
+            missed = next(subset for subset in combinations(range(dimension), strength) if subset not in covered)
+            raise CandidateFault(
+                f"{wanted - len(covered)} of {wanted} subsets are not covered; the first is {list(missed)}"
+            )
+        return len(blocks), f"{len(blocks)} blocks cover all {wanted} subsets of {strength} points"
+
+    return Problem(
+        name=f"covering_design:{block_size},{strength}",
+        dimension=dimension,
+        statement=(
+            f"Find a covering design C({dimension}, {block_size}, {strength}) with as few blocks as possible: subsets "
+            f"of {block_size} of the points 0 to {dimension - 1} such that every {strength} points lie together in at "
+            "least one block. The score is the number of blocks, and lower is better."
+        ),
+        schema=f"a list of blocks, each a list of {block_size} distinct integers between 0 and {dimension - 1}",
+        goal="minimize",
+        bound=bound,
+        bound_source="Schönheim 1964",
+        best_known=BestKnown(bound, "classical", steiner) if steiner else None,
+        verify=judged(check),
+    )
+
+
+def _schonheim(v: int, k: int, t: int) -> int:
+    """ceil(v/k * ceil((v-1)/(k-1) * ... * ceil((v-t+1)/(k-t+1)))), a proven lower bound."""
+    bound = 1
+    for i in reversed(range(t)):
+        bound = -(-(v - i) * bound // (k - i))
+    return bound

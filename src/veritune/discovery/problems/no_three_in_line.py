@@ -1,0 +1,62 @@
+"""No three in line: the most points of an n x n grid with no three on any straight line (Dudeney, 1917)."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
+from veritune.errors import ConfigError
+
+_TWO_PER_ROW_KNOWN = {*range(2, 47), 48, 50, 52}
+_LARGEST_SIDE = 1000
+
+
+def build(dimension: int) -> Problem:
+    """The problem on a grid of side `dimension`, 2 to 1000."""
+    if not 2 <= dimension <= _LARGEST_SIDE:
+        raise ConfigError(f"dimension is {dimension}; for no_three_in_line it must lie between 2 and {_LARGEST_SIDE}")
+    bound = 2 * dimension
+
+    def check(candidate: object) -> tuple[int, str]:
+        points = integer_rows(
+            candidate, 2, noun="point", at_least=1, at_most=bound, why_at_most="two for each row of the grid"
+        )
+        for index, point in enumerate(points):
+            if not all(0 <= x < dimension for x in point):
+                raise CandidateFault(f"point {index} is {point}; coordinates must lie between 0 and {dimension - 1}")
+        _refuse_collinear(points)
+        return len(points), f"{len(points)} points of the {dimension} x {dimension} grid, no three in line"
+
+    return Problem(
+        name="no_three_in_line",
+        dimension=dimension,
+        statement=(
+            f"Place as many points as possible on the {dimension} x {dimension} grid so that no three of them lie on "
+            "one straight line of any slope. The score is the number of points."
+        ),
+        schema=f"a list of distinct points, each a list of two integers between 0 and {dimension - 1}",
+        goal="maximize",
+        bound=bound,
+        bound_source="pigeonhole: two for each row",
+        best_known=BestKnown(bound, "1998", "Flammenkamp, Progress in the no-three-in-line problem, II")
+        if dimension in _TWO_PER_ROW_KNOWN
+        else None,
+        verify=judged(check),
+    )
+
+
+def _refuse_collinear(points: list[list[int]]) -> None:
+    """Raises on a repeated point or on three in line: from each point, no direction may occur twice."""
+    for i, (x, y) in enumerate(points):
+        seen: dict[tuple[int, int], int] = {}
+        for j in range(i + 1, len(points)):
+            dx, dy = points[j][0] - x, points[j][1] - y
+            divisor = gcd(dx, dy)
+            if divisor == 0:
+                raise CandidateFault(f"points {i} and {j} are duplicates")
+            if (dx, dy) < (0, 0):
+                divisor = -divisor
+            direction = (dx // divisor, dy // divisor)
+            if direction in seen:
+                raise CandidateFault(f"points {i}, {seen[direction]} and {j} lie on one line")
+            seen[direction] = j
