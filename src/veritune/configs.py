@@ -60,7 +60,7 @@ class CommonConfig:
     max_tokens: int = 256
     """Most tokens of a response."""
     min_tokens: int = 0
-    """Tokens before which no response may end."""
+    """Tokens that come before one may end the response."""
     validation_examples: int = 512
     """Held-out problems of a validation."""
     tensorboard: bool = False

@@ -78,11 +78,11 @@ def load_policy(name: str, *, device: torch.device | None = None, dtype: torch.d
         location = str(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"policy {name!r} cannot be loaded: {reason}") from error
-    model = model.to(device=device or torch.device("cpu")).eval()
+    model.to(device or torch.device("cpu")).eval()
     return as_policy(model, tokenizer, name)
 
 

@@ -43,7 +43,7 @@ class Sampling:
     top_p: float = 1.0
     max_tokens: int = 1024
     min_tokens: int = 0
-    """No stop string or EOS ends a completion before this many tokens."""
+    """Tokens that come before one may end the completion, as transformers and vLLM count them."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion as soon as its text contains one; the string stays in the completion."""
     n: int = 1
@@ -58,7 +58,9 @@ class Sampling:
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}; it must be at least 1")
         if not 0 <= self.min_tokens <= self.max_tokens:
-            raise ConfigError(f"min_tokens is {self.min_tokens}; it must lie between 0 and max_tokens ({self.max_tokens})")
+            raise ConfigError(
+                f"min_tokens is {self.min_tokens}; it must lie between 0 and max_tokens ({self.max_tokens})"
+            )
         if self.n < 1:
             raise ConfigError(f"n is {self.n}; it must be at least 1")
         if any(not string for string in self.stop):

@@ -63,6 +63,8 @@ class NativeEngine:
                 decoder.step()
         finally:
             self.model.train(was_training)
+        if not torch.isfinite(decoder.logprobs).all():
+            raise EngineError("the policy's logits are not finite: its weights are damaged, or training has diverged")
         rows = [self._completion(decoder, row) for row in range(len(prompts_ids) * sampling.n)]
         return [rows[start : start + sampling.n] for start in range(0, len(rows), sampling.n)]
 
@@ -134,6 +136,8 @@ class _Cache:
     values: list[Tensor]
     live: int = 0
     length: int = 0
+    cleared: int = 0
+    """Positions that some row may have used; those beyond have never been written."""
     positions: Tensor | None = None
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -151,12 +155,19 @@ class _Cache:
                 store.append(like.new_empty(rows, like.shape[1], capacity, like.shape[3]))
         return cls(*stores)
 
+    def clear_to(self, length: int) -> None:
+        """Zero the positions up to `length` that no row has used: they get no weight, but 0 * NaN is NaN."""
+        if length > self.cleared:
+            for stored in (*self.keys, *self.values):
+                stored[:, :, self.cleared : length] = 0
+            self.cleared = length
+
     def get_seq_length(self, layer: int = 0) -> int:
         return self.length - 1
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         for stored in (*self.keys, *self.values):
-            stored[targets, :, : self.length] = stored[sources, :, : self.length]
+            stored[targets, :, : self.cleared] = stored[sources, :, : self.cleared]
 
 
 class _Decoder:
@@ -194,18 +205,18 @@ class _Decoder:
         if not self.waiting or free < min(max(self.places // 8, 1), len(self.waiting)):
             return
         rows = [self.waiting.pop() for _ in range(min(free, len(self.waiting)))]
-        groups = sorted({row // self.sampling.n for row in rows})
-        slot_of = {row: self.live + offset for offset, row in enumerate(rows)}
         first = self.live
         self.rows = np.concatenate([self.rows, np.array(rows)])
-        self.positions = np.concatenate(
-            [self.positions, np.array([len(self.prompts[row // self.sampling.n]) for row in rows])]
-        )
-        logits = self._prefill(groups, [(slot_of[row], groups.index(row // self.sampling.n)) for row in rows])
-        self._sample(logits, first)
+        lengths = [len(self.prompts[row // self.sampling.n]) for row in rows]
+        self.positions = np.concatenate([self.positions, np.array(lengths)])
+        self._sample(self._prefill(rows, first), first)
 
-    def _prefill(self, groups: list[int], places: list[tuple[int, int]]) -> Tensor:
-        """Run each group's prompt once, copy its keys and values to its rows; next-token logits (rows, V)."""
+    def _prefill(self, rows: list[int], first: int) -> Tensor:
+        """Run each group's prompt once, copy its keys and values to its rows' places from `first` on.
+
+        Returns next-token logits (rows, V).
+        """
+        groups, group_of_row = np.unique(np.array(rows) // self.sampling.n, return_inverse=True)
         lengths = [len(self.prompts[group]) for group in groups]
         # Padding stands on the right, where causal attention cannot see it and later tokens overwrite it.
         input_ids = torch.zeros(len(groups), max(lengths), dtype=torch.long)
@@ -216,11 +227,11 @@ class _Decoder:
         layers = hidden.past_key_values.layers
         if self.cache is None:
             self.cache = _Cache.allocate(layers, self.places, self.capacity)
-        slots = torch.tensor([slot for slot, _ in places], device=self.device)
-        sources = torch.tensor([source for _, source in places], device=self.device)
+        self.cache.clear_to(max(lengths))
+        sources = torch.from_numpy(group_of_row).to(self.device)
         for index, layer in enumerate(layers):
-            self.cache.keys[index][slots, :, : max(lengths)] = layer.keys[sources]
-            self.cache.values[index][slots, :, : max(lengths)] = layer.values[sources]
+            self.cache.keys[index][first : first + len(rows), :, : max(lengths)] = layer.keys[sources]
+            self.cache.values[index][first : first + len(rows), :, : max(lengths)] = layer.values[sources]
         ends = torch.tensor(lengths, device=self.device) - 1
         last = hidden.last_hidden_state[torch.arange(len(groups), device=self.device), ends]
         return model.get_output_embeddings()(last)[sources]
@@ -235,6 +246,7 @@ class _Decoder:
         last = self.ids[rows, torch.from_numpy(self.generated[self.rows] - 1).to(self.device)]
         cache = self.cache
         cache.live, cache.length, cache.positions = self.live, int(self.positions.max()) + 1, positions
+        cache.clear_to(cache.length)
         future = torch.arange(cache.length, device=self.device) > positions[:, None]
         mask = torch.zeros(future.shape, dtype=cache.keys[0].dtype, device=self.device)
         mask = mask.masked_fill_(future, float("-inf"))[:, None, None, :]
@@ -253,9 +265,8 @@ class _Decoder:
         rows, sampling = self.rows[first:], self.sampling
         counts = self.generated[rows]
         if (early := counts < sampling.min_tokens).any():
-            forbidden = torch.from_numpy(early).to(self.device)[:, None] & torch.zeros_like(logits, dtype=torch.bool)
-            forbidden[:, self.eos] = torch.from_numpy(early).to(self.device)[:, None]
-            logits = logits.masked_fill(forbidden, float("-inf"))
+            too_early = torch.from_numpy(np.flatnonzero(early)).to(self.device)
+            logits[too_early[:, None], self.eos] = float("-inf")
         rows_there, counts_there = torch.from_numpy(rows).to(self.device), torch.from_numpy(counts).to(self.device)
         tokens, logprobs = sample_tokens(logits, sampling, rows_there, counts_there)
         self.ids[rows_there, counts_there] = tokens
@@ -264,14 +275,14 @@ class _Decoder:
         finished = np.zeros(self.live, dtype=bool)
         for offset, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
             finished[first + offset] = self._finishes(row, token)
-        # A row ends at the edge of the context as it does at max_tokens.
-        finished |= self.positions >= self.capacity
+        # A row ends at the edge of the context as it does at max_tokens; its newest token is not in the cache yet.
+        finished |= self.positions + 1 >= self.capacity
         self._release(finished)
 
     def _finishes(self, row: int, token: int) -> bool:
         history, sampling, texts = self.histories[row], self.sampling, self.engine.texts
         history.append(token)
-        if len(history) >= sampling.min_tokens:
+        if len(history) > sampling.min_tokens:
             if sampling.stop and texts.may_end(token, sampling.stop) and texts.ends(history, sampling.stop):
                 self.finish_reasons[row] = "stop"
                 return True

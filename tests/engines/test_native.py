@@ -1,0 +1,124 @@
+"""The native engine's own laws: completions do not depend on the batch, and draws follow the distribution."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from veritune.engines.native import NativeEngine, TokenTexts, addressed_uniform, keep_nucleus, sample_tokens
+from veritune.errors import EngineError
+from veritune.policies import encode_prompts
+from veritune.types import Sampling
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 7])
+def test_completions_do_not_depend_on_how_many_rows_run_side_by_side(random_policy, max_rows):
+    prompts = encode_prompts(random_policy, [f"Use {n}, 5, 18 to make {n}.\n" * (1 + n % 3) for n in range(5)])
+    # Ending at random places makes rows finish, move and be replaced at every step.
+    policy = dataclasses.replace(random_policy, eos_ids=frozenset(range(0, 400, 7)))
+    sampling = Sampling(max_tokens=25, n=3, seed=2)
+    wide = NativeEngine(policy).generate(prompts, sampling)
+    narrow = NativeEngine(policy, max_rows=max_rows).generate(prompts, sampling)
+    assert [[c.ids for c in group] for group in wide] == [[c.ids for c in group] for group in narrow]
+    assert len({len(c.ids) for group in wide for c in group}) > 3
+
+
+def test_a_prompt_that_fills_the_context_is_refused_and_a_response_ends_with_it(random_policy):
+    engine = NativeEngine(dataclasses.replace(random_policy, context_length=12, eos_ids=frozenset({0})))
+    with pytest.raises(EngineError, match="12 tokens"):
+        engine.generate([list(range(100, 112))], Sampling(max_tokens=5))
+    ((completion,),) = engine.generate([list(range(100, 109))], Sampling(temperature=0, max_tokens=50, min_tokens=50))
+    assert len(completion.ids) == 3
+    assert completion.finish_reason == "length"
+
+
+def test_damaged_weights_are_an_engine_error(random_policy):
+    import copy
+
+    broken = copy.deepcopy(random_policy.model)
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[:] = math.nan
+    engine = NativeEngine(random_policy)
+    engine.load_weights(broken, version=1)
+    with pytest.raises(EngineError, match="not finite"):
+        engine.generate([[5, 6]], Sampling(max_tokens=3))
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.tensor([0.0, 1.0, 2.0, float("-inf")])
+    draws = 200_000
+    rows, positions = torch.arange(draws), torch.zeros(draws, dtype=torch.long)
+    tokens, logprobs = sample_tokens(logits.expand(draws, 4), Sampling(temperature=2.0, seed=3), rows, positions)
+    # softmax([0, 1/2, 1]) by hand
+    weights = [1.0, math.exp(0.5), math.e]
+    expected = [weight / sum(weights) for weight in weights]
+    for token, probability in enumerate(expected):
+        share = (tokens == token).double().mean().item()
+        assert abs(share - probability) < 5 * math.sqrt(probability / draws)
+        assert torch.allclose(logprobs[tokens == token], torch.tensor(math.log(probability)), atol=1e-6)
+    assert not (tokens == 3).any()
+
+
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
+    probabilities = torch.tensor([[0.1, 0.5, 0.15, 0.25], [0.97, 0.01, 0.01, 0.01]])
+    kept = keep_nucleus(probabilities.log(), 0.74).isfinite()
+    assert kept.tolist() == [[False, True, False, True], [True, False, False, False]]
+    assert keep_nucleus(probabilities.log(), 0.76).isfinite()[0].tolist() == [False, True, True, True]
+
+
+def test_top_p_log_probabilities_are_those_of_the_renormalised_nucleus():
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log().expand(1000, 3)
+    tokens, logprobs = sample_tokens(logits, Sampling(top_p=0.7), torch.arange(1000), torch.zeros(1000).long())
+    assert set(tokens.tolist()) == {0, 1}
+    torch.testing.assert_close(logprobs, torch.tensor([math.log(5 / 8), math.log(3 / 8)])[tokens])
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**63 - 1), row=st.integers(0, 2**31), position=st.integers(0, 2**20))
+def test_an_address_has_one_number_and_neighbours_another(seed, row, position):
+    rows, positions = torch.tensor([row, row + 1, row, row]), torch.tensor([position, position, position + 1, position])
+    draws = addressed_uniform(seed, rows, positions)
+    assert draws[0] == draws[3]
+    assert len(set(draws[:3].tolist())) == 3
+    assert ((draws >= 0) & (draws < 1)).all()
+
+
+def test_addressed_numbers_are_uniform_and_independent():
+    rows, positions = torch.arange(512).repeat_interleave(512), torch.arange(512).repeat(512)
+    draws = addressed_uniform(0, rows, positions)
+    count = len(draws)
+    assert abs(draws.mean() - 0.5) < 5 / math.sqrt(12 * count)
+    assert abs(draws.var() - 1 / 12) < 5 * math.sqrt(1 / 180 / count)
+    grid = draws.view(512, 512) - 0.5
+    for neighbours in ((grid[1:] * grid[:-1]).mean(), (grid[:, 1:] * grid[:, :-1]).mean()):
+        assert abs(neighbours) < 5 / 12 / math.sqrt(count)
+
+
+class CharacterTokenizer:
+    """Token n is the n-th of these pieces; nothing else of a tokenizer is asked for."""
+
+    pieces = ("<", "</", "answer", ">", ">\n", "x", "</answer>", "a</answer>b", "er>")
+
+    def decode(self, ids, **_):
+        return "".join(self.pieces[token] for token in ids)
+
+
+def test_only_tokens_that_can_complete_a_stop_string_are_looked_at():
+    texts = TokenTexts(CharacterTokenizer())
+    stop = ("</answer>",)
+    assert [texts.may_end(token, stop) for token in range(9)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert texts.ends([5, 1, 2, 4], stop)
+    assert not texts.ends([5, 1, 2, 5, 3], stop)
