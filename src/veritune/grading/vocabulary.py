@@ -1,122 +1,182 @@
-"""The words that the grader knows: function names, letters, small words, numbers, units, hedges."""
+"""The words that the grader knows: functions, letters, numbers, units, and the words that keep a sentence from
+stating a value.
+"""
 
 from __future__ import annotations
 
-FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "log",
-        "ln",
-        "lg",
-        "exp",
-        "sqrt",
-        "cbrt",
-        "gcd",
-        "lcm",
-        "max",
-        "min",
-        "det",
-    ]
+
+def words(text: str) -> frozenset[str]:
+    """The set of the white-space separated words of `text`."""
+    return frozenset(text.split())
+
+
+FUNCTIONS = words(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt cbrt gcd lcm max min det floor ceil"
 )
 """Functions that are read by name, with or without a backslash."""
 
-GREEK_LETTERS = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "upsilon",
-        "phi",
-        "chi",
-        "psi",
-        "omega",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Sigma",
-        "Phi",
-        "Psi",
-        "Omega",
-        "ell",
-    ]
+GREEK_LETTERS = words(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
 )
 
-LETTER_WORDS = frozenset(
-    [
-        "am",
-        "an",
-        "as",
-        "at",
-        "be",
-        "by",
-        "do",
-        "go",
-        "he",
-        "hi",
-        "if",
-        "in",
-        "is",
-        "it",
-        "me",
-        "my",
-        "no",
-        "of",
-        "oh",
-        "ok",
-        "on",
-        "or",
-        "so",
-        "to",
-        "up",
-        "us",
-        "we",
-        "and",
-        "not",
-        "odd",
-        "yes",
-        "red",
-        "add",
-        "ace",
-        "any",
-        "all",
-        "for",
-        "how",
-        "low",
-        "now",
-        "own",
-        "act",
-        "arc",
-        "bet",
-        "dot",
-        "ego",
-        "fly",
-    ]
+LETTER_WORDS = words(
+    "am an as at be by do go he hi if in is it me my no of oh ok on or so to up us we and not odd yes red add ace any "
+    "all for how low now own act arc bet dot ego fly mm cm km kg mg ml mi ft yd lb oz hr pm mph kph rpm sec min rad "
+    "per sum god dog cat bit men two six ten one the set one new log"
 )
 """Short words that are never a product of variables."""
+
+NUMBER_WORDS = {
+    word: value
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen".split()
+    )
+} | {
+    word: 10 * tens
+    for tens, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
+}
+SCALE_WORDS = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+FRACTION_WORDS = {
+    "half": 2,
+    "halves": 2,
+    "third": 3,
+    "thirds": 3,
+    "quarter": 4,
+    "quarters": 4,
+    "fourth": 4,
+    "fourths": 4,
+    "fifth": 5,
+    "fifths": 5,
+    "sixth": 6,
+    "sixths": 6,
+    "seventh": 7,
+    "sevenths": 7,
+    "eighth": 8,
+    "eighths": 8,
+    "ninth": 9,
+    "ninths": 9,
+    "tenth": 10,
+    "tenths": 10,
+}
+
+MONTHS = {
+    name: position
+    for position, names in enumerate(
+        "january jan|february feb|march mar|april apr|may|june jun|july jul|august aug|september sep sept|october oct|"
+        "november nov|december dec".split("|"),
+        start=1,
+    )
+    for name in names.split()
+}
+
+COPULAS = words(
+    "is are was were be equals equal = : has have had gives get gets got obtain obtained find found conclude costs cost "
+    "totals makes made make sold sells sell earns earned earn needs needed need spends spent spend pays paid pay bought "
+    "buys buy ate eats eat ran runs drove drives saved saves save collected collects took takes take receives received "
+    "read reads reached wrote weighs weighed measures contains contained travels traveled walked walks uses used leaves left "
+    "remain remains becomes became include includes total"
+)
+"""Words right after which a sentence states its value."""
+
+FILLERS = words(
+    "exactly just simply clearly thus therefore so hence then equal to a an the total of only now also given by value "
+    "precisely number"
+)
+"""Words between the copula and the value, or around a value, that change nothing."""
+
+ANSWER_NOUNS = words("answer answers ans result solution solutions value total sum")
+
+BLOCKERS = words(
+    """
+    not no never none neither nor nobody nothing isn't aren't wasn't cannot can't isnt arent wasnt cant incorrect wrong
+    false untrue impossible invalid except excluding besides without other another different instead
+    maybe perhaps possibly probably likely unlikely presumably apparently seems seem appears appear guess guessing think
+    believe suppose assume assuming assumed supposing suspect could might may would should unsure uncertain unclear
+    unknown sure confident hopefully either or whether
+    about around approximately approx roughly nearly almost close near circa estimated estimate estimates approximate
+    least most more less fewer greater larger smaller bigger higher lower above below under over up beyond exceed exceeds
+    exceeding between within bound bounded limit upper until till through range ranging minimum maximum
+    if unless when whenever where while provided given-that condition conditional depending depends for except once
+    one-of some any every each-of several many few such like example e.g. say among including candidates candidate
+    options choices all both
+    plus minus times divided multiplied multiply add added subtract subtracted sum-of difference product quotient squared
+    cubed square-root root power raised factorial choose mod modulo negative twice double doubled triple tripled half halves
+    third thirds quarter quarters percent-of multiple multiples factor factors divisible divides divisor remainder
+    hundred thousand million billion trillion dozen dozens pi sqrt ish something than but however though although
+    first second initially before after originally starts started begins began was-wrong versus vs against than
+    infinity infinite
+    """
+)
+"""Words that make a number part of a bound, a hedge, a condition, a negation or a further computation."""
+
+UNIT_SYNONYMS = {
+    name: symbol
+    for symbol, names in {
+        "mm": "mm millimeter millimeters millimetre millimetres",
+        "cm": "cm cms centimeter centimeters centimetre centimetres",
+        "dm": "dm decimeter decimeters",
+        "m": "m meter meters metre metres",
+        "km": "km kms kilometer kilometers kilometre kilometres",
+        "inch": "inch inches",
+        "ft": "ft foot feet",
+        "yd": "yd yds yard yards",
+        "mile": "mi mile miles",
+        "mg": "mg milligram milligrams",
+        "g": "g gram grams",
+        "kg": "kg kgs kilogram kilograms kilo kilos",
+        "lb": "lb lbs pound pounds",
+        "oz": "oz ounce ounces",
+        "ton": "ton tons tonne tonnes",
+        "ml": "ml mL milliliter milliliters millilitre millilitres",
+        "L": "L liter liters litre litres",
+        "gallon": "gal gallon gallons",
+        "quart": "quart quarts",
+        "pint": "pint pints",
+        "cup": "cup cups",
+        "s": "s sec secs second seconds",
+        "min": "min mins minute minutes",
+        "h": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks wk wks",
+        "month": "month months",
+        "year": "year years yr yrs",
+        "dollar": "dollar dollars usd buck bucks $",
+        "cent": "cent cents ¢",
+        "euro": "euro euros eur €",
+        "pound sterling": "gbp £",
+        "yen": "yen jpy ¥",
+        "rupee": "rupee rupees rs inr ₹",
+        "degree": "degree degrees deg °",
+        "radian": "radian radians rad rads",
+        "celsius": "celsius centigrade",
+        "fahrenheit": "fahrenheit",
+        "percent": "percent %",
+        "N": "newton newtons",
+        "J": "joule joules",
+        "W": "watt watts",
+        "kW": "kw kilowatt kilowatts",
+        "Hz": "hz hertz",
+        "V": "volt volts",
+    }.items()
+    for name in names.split()
+} | {"mph": "mph", "kph": "kph"}
+"""Spelling -> symbol. Two answers with different symbols are different answers."""
+
+UNIT_LETTERS = words("m g s h L V W J N K")
+"""Single letters that are a unit when they stand apart after a number."""
+
+UNIT_STOP_WORDS = words(
+    "in of the a an total altogether left remaining each all is are was were be answer final correct overall now per "
+    "unit units exactly only her his their its our my he she they it we you him them that this these those there here "
+    "by on at to from with and as been have has had did does do will away old long tall wide high deep more-than"
+)
+"""Words after a number that say nothing of what is counted."""

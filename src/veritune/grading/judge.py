@@ -1,0 +1,267 @@
+"""The equivalence judge: whether an answer states what the gold answer states, and by which rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from veritune.grading.clock import same_clock, without_markup
+from veritune.grading.exact import InexactError, TooLargeError, exact_value
+from veritune.grading.intervals import equal_regions, intersection_of, region
+from veritune.grading.limits import MAX_CHARACTERS
+from veritune.grading.nodes import Node
+from veritune.grading.parser import read_number
+from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
+from veritune.grading.reading import Reading, read
+from veritune.grading.structures import (
+    equal_trees,
+    has_unevaluated_operation,
+    is_plain_number,
+    is_unreduced_fraction,
+    match_unordered,
+    sign_choices,
+)
+from veritune.grading.surface import clean
+from veritune.grading.units import PERCENT, same_unit
+
+
+class Verdict(NamedTuple):
+    """Whether the answer is right, and the rule that decided."""
+
+    equal: bool
+    rule: str
+
+
+_PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,400})(?:\.[0-9]{0,400})?|[+-]?\.[0-9]{1,400}")
+_CHOICE_GOLD = re.compile(r"\(?([A-Ja-j])\)?\.?")
+_CHOICE = re.compile(
+    r"(?:(?:the |my )?(?:final |correct |best )?(?:answer|option|choice)(?: is)?:?\s*(?:option|choice)?\s*)?"
+    r"[(\[]?\s*([A-Ja-j])\s*(?:[)\].:]+\s*(.*))?",
+    re.DOTALL | re.IGNORECASE,
+)
+_SEVERAL_CHOICES = re.compile(r"\b(?:and|or|not)\b|(?:^|[\s(,])[A-J](?:[).,:]|$)")
+
+
+def is_equivalent(answer: object, gold: object, policy: GradingPolicy = DEFAULT_POLICY) -> bool:
+    """Whether `answer` states what `gold` states.
+
+    `gold` is a string, an int, a float (taken exactly as Python prints it), or a list or tuple of which any may match.
+    Never raises and never runs what it reads; takes linear time but for lists of at most 64 items.
+    """
+    return judge(answer, gold, policy).equal
+
+
+def judge(answer: object, gold: object, policy: GradingPolicy = DEFAULT_POLICY) -> Verdict:
+    """The verdict of `is_equivalent` with the name of the rule that gave it."""
+    if isinstance(gold, (list, tuple, set, frozenset)):
+        return _judge_any(answer, list(gold), policy)
+    answer_text, gold_text = as_text(answer), as_text(gold)
+    quick = quick_verdict(answer_text, gold_text)
+    if quick is not None:
+        return quick
+    try:
+        return _judge_texts(answer_text, gold_text, policy)
+    except RecursionError:  # only where the caller itself stands at the end of the stack
+        return Verdict(False, "too deep")
+
+
+def _judge_any(answer: object, golds: Sequence[object], policy: GradingPolicy) -> Verdict:
+    verdict = Verdict(False, "no gold answer")
+    for gold in golds:
+        verdict = judge(answer, gold, policy)
+        if verdict.equal:
+            break
+    return verdict
+
+
+def as_text(value: object) -> str:
+    """A gold answer or an answer as a string; 1e16 becomes its digits."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value)
+
+
+def quick_verdict(answer: str, gold: str) -> Verdict | None:
+    """What the normaliser alone settles: empty, identical and overlong texts, and plain numbers. None for the rest."""
+    if len(answer) > MAX_CHARACTERS or len(gold) > MAX_CHARACTERS:
+        return Verdict(answer.strip() == gold.strip(), "too long")
+    plain_answer, plain_gold = clean(answer), clean(gold)
+    if not plain_answer or not plain_gold:
+        return Verdict(False, "empty")
+    if plain_answer == plain_gold:
+        return Verdict(True, "identical")
+    if _PLAIN_NUMBER.fullmatch(plain_gold) and _PLAIN_NUMBER.fullmatch(plain_answer):
+        return Verdict(_plain_value(plain_answer) == _plain_value(plain_gold), "number")
+    return None
+
+
+def _plain_value(text: str) -> Fraction | int:
+    value = read_number(text.lstrip("+-").replace(",", ""))
+    return -value if text.startswith("-") else value
+
+
+def _judge_texts(answer: str, gold: str, policy: GradingPolicy) -> Verdict:
+    if policy.multiple_choice:
+        letter = _CHOICE_GOLD.fullmatch(without_markup(clean(gold)))
+        if letter:
+            chosen = _chosen_letter(without_markup(clean(answer)))
+            if chosen is not None:
+                return Verdict(chosen == letter[1].upper(), "choice")
+    gold_reading = read(gold, sentences=policy.sentences)
+    return compare(read(answer, sentences=policy.sentences), gold_reading, policy)
+
+
+def _chosen_letter(text: str) -> str | None:
+    match = _CHOICE.fullmatch(text)
+    if match is None:
+        return None
+    rest = match[2] or ""
+    if len(rest) > 120 or _SEVERAL_CHOICES.search(rest):
+        return ""
+    return match[1].upper()
+
+
+def compare(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict:
+    """Whether two readings state the same."""
+    if answer.kind == "value" and gold.kind == "value":
+        return _compare_values(answer, gold, policy)
+    if answer.kind == gold.kind and answer.kind != "list":
+        return _SAME_KIND[answer.kind](answer, gold)
+    if "list" in (answer.kind, gold.kind):
+        return _compare_lists(answer, gold, policy)
+    if {answer.kind, gold.kind} <= {"ratio", "clock"}:
+        return Verdict(answer.words.replace(" ", "") == gold.words.replace(" ", ""), "ratio")
+    if {answer.kind, gold.kind} == {"ratio", "value"}:
+        return _compare_ratio_and_value(answer, gold)
+    return Verdict(False, f"{answer.kind} is no {gold.kind}")
+
+
+_SAME_KIND: dict[str, Any] = {
+    "words": lambda answer, gold: Verdict(bool(gold.words) and answer.words == gold.words, "words"),
+    "clock": lambda answer, gold: Verdict(same_clock(answer.special, gold.special), "clock"),
+    "date": lambda answer, gold: Verdict(answer.special == gold.special, "date"),
+    "numeral": lambda answer, gold: Verdict(answer.special == gold.special, "numeral with base"),
+    "ratio": lambda answer, gold: Verdict(_ratio_values(answer) == _ratio_values(gold), "ratio"),
+}
+
+
+def _ratio_values(reading: Reading) -> list[Fraction]:
+    """The terms divided by the first, so that 6:4 is 3:2."""
+    terms = [Fraction(term.replace(" ", "")) for term in reading.special]
+    return [term / terms[0] for term in terms] if terms[0] else terms
+
+
+def _compare_ratio_and_value(answer: Reading, gold: Reading) -> Verdict:
+    ratio, value = (answer, gold) if answer.kind == "ratio" else (gold, answer)
+    terms = [Fraction(term.replace(" ", "")) for term in ratio.special]
+    node = value.node
+    if len(terms) != 2 or terms[1] == 0 or node is None or node.kind != "div":
+        return Verdict(False, "ratio")
+    try:
+        return Verdict(terms[0] / terms[1] == exact_value(node), "ratio")
+    except (InexactError, TooLargeError, ZeroDivisionError):
+        return Verdict(False, "ratio")
+
+
+def _compare_values(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict:
+    assert answer.node is not None and gold.node is not None
+    if not _same_label(answer, gold):
+        return Verdict(False, "another variable")
+    if answer.approximate and "." not in gold.words and not gold.approximate:
+        return Verdict(False, "approximation")
+    percent = _compare_percent(answer, gold, policy)
+    if percent is not None:
+        return percent
+    if not same_unit(answer.unit, gold.unit, policy.ignore_missing_units):
+        return Verdict(False, "unit")
+    if is_plain_number(gold.node):
+        if not policy.unevaluated_expressions and has_unevaluated_operation(answer.node):
+            return Verdict(False, "unevaluated")
+        if not policy.unreduced_fractions and is_unreduced_fraction(answer.node):
+            return Verdict(False, "unreduced")
+    answers, golds = sign_choices(answer.node), sign_choices(gold.node)
+    if len(answers) > 1 or len(golds) > 1:
+        return Verdict(match_unordered(_members(answers), _members(golds), equal_trees), "plus or minus")
+    return Verdict(equal_trees(answer.node, gold.node), "value")
+
+
+def _members(nodes: list[Node]) -> list[Node]:
+    return list(nodes[0].children) if len(nodes) == 1 and nodes[0].kind == "set" else nodes
+
+
+def _same_label(answer: Reading, gold: Reading) -> bool:
+    if "" in (answer.label, gold.label) or "?" in (answer.label, gold.label):
+        return True
+    return answer.label.lower() == gold.label.lower()
+
+
+def _compare_percent(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict | None:
+    """`50%` against a number without a unit; None where this is no such case, or where the percent sign is only missing."""
+    if (answer.unit == PERCENT) == (gold.unit == PERCENT) or not policy.percent_is_hundredths:
+        return None
+    if answer.unit and gold.unit:
+        return None
+    assert answer.node is not None and gold.node is not None
+    percent, other = (answer.node, gold.node) if answer.unit == PERCENT else (gold.node, answer.node)
+    if not is_plain_number(other) or not is_plain_number(percent):
+        return None
+    return Verdict(True, "percent") if equal_trees(Node("percent", (percent,)), other) else None
+
+
+def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict:
+    answers, golds = _items(answer), _items(gold)
+    if answers is None or golds is None:
+        return Verdict(_equal_conditions(answer, gold), "conditions")
+    labels = [item.label for item in golds]
+    if len(set(labels)) == len(labels) > 1 and not any(item.label for item in answers):
+        in_order = len(answers) == len(golds) and all(
+            compare(a, g, policy).equal for a, g in zip(answers, golds, strict=True)
+        )
+        return Verdict(in_order, "list in order")
+    if match_unordered(answers, golds, lambda a, g: compare(a, g, policy).equal):
+        return Verdict(True, "list")
+    return Verdict(_equal_conditions(answer, gold), "list")
+
+
+def _items(reading: Reading) -> list[Reading] | None:
+    """The members of a list, of a set, or of both signs of a ±; None for a single value."""
+    if reading.kind == "list":
+        result: list[Reading] = []
+        for item in reading.items:
+            choices = sign_choices(item.node) if item.node is not None else []
+            if len(choices) > 1:
+                result += [Reading("value", node=choice, unit=item.unit, label=item.label) for choice in choices]
+            else:
+                result.append(item)
+        return result
+    if reading.node is None:
+        return None
+    if reading.node.kind == "set":
+        return [Reading("value", node=child, unit=reading.unit) for child in reading.node.children]
+    choices = sign_choices(reading.node)
+    if len(choices) > 1:
+        return [Reading("value", node=choice, unit=reading.unit, label=reading.label) for choice in choices]
+    return None
+
+
+def _equal_conditions(answer: Reading, gold: Reading) -> bool:
+    """`x < 1 or x > 2` against a union of intervals."""
+    left, right = _region_of(answer), _region_of(gold)
+    return left is not None and right is not None and equal_regions(left, right)
+
+
+def _region_of(reading: Reading) -> Any:
+    if reading.kind == "value" and reading.node is not None:
+        return region(reading.node)
+    nodes = tuple(item.node for item in reading.items if item.node is not None)
+    if len(nodes) != len(reading.items) or any(node.kind not in ("relation", "member", "tuple", "union") for node in nodes):
+        return None
+    if reading.connective == "or":
+        return region(Node("union", nodes))
+    if all(node.kind == "relation" for node in nodes):
+        return intersection_of(nodes)
+    return None
