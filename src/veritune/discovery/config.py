@@ -21,10 +21,10 @@ class DiscoverConfig:
     """The problem's family, with further sizes after a colon where it has them (covering_design:6,5)."""
     dimension: int = 11
     """The problem's size: dimension, side of the grid, marks of the ruler or points of the design."""
-    output: Path = Path("runs/discover")
-    """The run folder."""
+    run: Path | None = None
+    """The run folder; default: runs/ and a name made of problem, dimension and time."""
     resume: bool = False
-    """Continue the run in the output folder: no answered request is asked again."""
+    """Continue the run in the run folder: no answered request is asked again."""
     proposer: Literal["model", "search"] = "model"
     """Who writes the programs: a language model, or the shipped search (kissing only, no model needed)."""
     model: str = ""
@@ -77,6 +77,8 @@ class DiscoverConfig:
     """Of the choice of parents and of the search."""
 
     def __post_init__(self) -> None:
+        if self.resume and self.run is None:
+            raise ConfigError("resume is set, but run is not; it must name the folder of the run to continue")
         if self.proposer == "model" and not self.model:
             raise ConfigError("model is empty; name the endpoint's model, or choose proposer 'search'")
         if self.proposer == "search" and self.problem != "kissing":

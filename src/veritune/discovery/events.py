@@ -53,14 +53,14 @@ class EventLog:
         if resume and not path.exists():
             raise ConfigError(f"resume is set, but {path} does not exist; there is no run to continue")
         if not resume and path.exists():
-            raise ConfigError(f"output is {folder}, which holds a run; resume it or choose another folder")
+            raise ConfigError(f"run is {folder}, which already holds a run; resume it, or choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise ConfigError(f"output is {folder}, where another process is running; only one can write") from None
+            raise ConfigError(f"run is {folder}, which is being written by another process") from None
         self._file.seek(0)
         data = self._file.read()
         self._file.truncate(data.rfind(b"\n") + 1)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from veritune.errors import ConfigError
 
 # What a resumed run may change: where and how fast it asks, and when it stops; not what it is.
 _CHANGEABLE = (
-    "output", "resume", "base_url", "api_key_env", "rounds", "token_budget", "time_budget_seconds", "cost_budget",
+    "run", "resume", "base_url", "api_key_env", "rounds", "token_budget", "time_budget_seconds", "cost_budget",
     "input_price", "output_price", "stop_at_score", "request_seconds", "retries", "backoff_seconds", "concurrency",
     "unsafe_no_sandbox",
 )  # fmt: skip
@@ -43,15 +44,20 @@ def discover(config: DiscoverConfig) -> Path:
     problem = build_problem(config.problem, config.dimension)
     level = require_sandbox(unsafe=config.unsafe_no_sandbox)
     proposer = build_proposer(config)
-    with EventLog(config.output, resume=config.resume, secret=api_key(config)) as log:
+    folder = config.run or Path("runs") / f"discover-{_file_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with EventLog(folder, resume=config.resume, secret=api_key(config)) as log:
         _begin(log, config, problem, level)
         reason = "interrupted"
         try:
             reason = _run_rounds(_Run(config, problem, level, proposer, log))
         finally:
             log.append("stop", reason=reason)
-            write_outputs(config.output)
-    return config.output
+            write_outputs(folder)
+    return folder
+
+
+def _file_name(config: DiscoverConfig) -> str:
+    return re.sub(r"\W+", "-", f"{config.problem} {config.dimension}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

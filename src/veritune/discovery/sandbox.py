@@ -358,4 +358,6 @@ def _parse(result: bytes, printed: bytes, returncode: int, layers: tuple[str, ..
 def _ending(returncode: int) -> str:
     if returncode < 0:
         return f"killed by {signal.Signals(-returncode).name}"
+    if returncode > 128 and returncode - 128 in set(signal.Signals):  # how bubblewrap passes a signal on
+        return f"exit status {returncode} ({signal.Signals(returncode - 128).name})"
     return f"exit status {returncode}"
