@@ -1,0 +1,334 @@
+"""From run folders to frozen records: runs, and settings, which are runs that differ in their seed alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from veritune.configs import read_toml
+from veritune.errors import DataError
+from veritune.report.estimates import Estimate, mean_estimate
+from veritune.runs import RunFolder
+
+Row = Mapping[str, Any]
+
+NOT_A_SETTING = ("seed", "run", "tensorboard", "wandb")
+"""Keys of a config that do not make two runs two settings."""
+LONGEST_LABEL = 80
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response to one problem, as a report shows it."""
+
+    id: str
+    question: str
+    ground_truth: str
+    text: str
+    reward: float
+    format_reward: float
+    answer_reward: float
+    tokens: int
+    truncated: bool
+    advantage: float | None
+
+    @property
+    def correct(self) -> bool:
+        return self.answer_reward >= 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The responses of one validation or of one step's rollouts, in the file's order."""
+
+    step: int
+    responses: tuple[Response, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder."""
+
+    path: Path
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    before: Batch | None
+    """The responses of the first validation."""
+    after: Batch | None
+    """The responses of the last validation, if it is not the first."""
+    rollouts: tuple[Batch, ...]
+    """The rollouts of the first, the middle and the last step."""
+    refused: tuple[int, ...]
+    """Steps that were refused."""
+    faults: tuple[str, ...]
+    """What could not be read, one line each."""
+
+    @property
+    def recipe(self) -> str:
+        return str(self.environment["recipe"]) if "recipe" in self.environment else "run"
+
+    @property
+    def seed(self) -> str:
+        return str(self.config["seed"]) if "seed" in self.config else "?"
+
+    @property
+    def last_step(self) -> int:
+        return max((row["step"] for row in self.rows), default=0)
+
+    @property
+    def planned_steps(self) -> int | None:
+        steps = self.config.get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that the run has taken, over all its resumptions."""
+        return max((s for row in self.rows if (s := number(row, "seconds_elapsed")) is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    """What sets this setting apart from the others."""
+    difference: Mapping[str, str]
+    """The keys that differ between the settings, with this setting's values."""
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric against steps, one entry for each step at which some run of a setting has it."""
+
+    steps: tuple[int, ...]
+    seconds: tuple[float | None, ...]
+    """Mean of the runs' seconds at that step."""
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    """Of one run, the lower end of the row's 95% interval where it has one; of several, the lowest run."""
+    high: tuple[float, ...]
+    complete: int
+    """How many entries come before the first of the runs ends."""
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+
+# --- Runs --------------------------------------------------------------------------------------------------------
+
+
+def collect_run(path: Path) -> Run:
+    """Read a run folder. Raises ConfigError if it is none, DataError if its metrics are broken.
+
+    An unfinished run, rows that a killed process left torn and missing or damaged samples are all read as far as
+    they go; `Run.faults` says what was passed over.
+    """
+    folder = RunFolder.open(path)
+    faults: list[str] = []
+    validations, rollouts = folder.steps("validation"), folder.steps("rollouts")
+    before = read_batch(folder, "validation", validations[0], faults) if validations else None
+    after = read_batch(folder, "validation", validations[-1], faults) if len(validations) > 1 else None
+    shown = sorted({rollouts[0], rollouts[len(rollouts) // 2], rollouts[-1]}) if rollouts else []
+    batches = [read_batch(folder, "rollouts", step, faults) for step in shown]
+    return Run(
+        path=path,
+        config=read_toml(path / "config.toml"),
+        environment=_environment(path, faults),
+        rows=_rows(folder),
+        before=before,
+        after=after,
+        rollouts=tuple(batch for batch in batches if batch),
+        refused=tuple(folder.steps("refused")),
+        faults=tuple(faults),
+    )
+
+
+def _rows(folder: RunFolder) -> tuple[Row, ...]:
+    try:
+        rows = folder.metrics()
+    except ValueError as error:
+        raise DataError(f"{folder.path / 'metrics.jsonl'} has a broken row: {error}") from error
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise DataError(f"{folder.path / 'metrics.jsonl'} row {index + 1} has no step")
+    return tuple(rows)
+
+
+def _environment(path: Path, faults: list[str]) -> Mapping[str, Any]:
+    try:
+        environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        faults.append(f"environment.json could not be read ({type(error).__name__})")
+        return {}
+    return environment if isinstance(environment, dict) else {}
+
+
+def read_batch(folder: RunFolder, kind: str, step: int, faults: list[str]) -> Batch | None:
+    """The responses under `kind` (validation, rollouts) at `step`; what cannot be read is named in `faults`."""
+    try:
+        return Batch(step, tuple(_response(row) for row in folder.read_rows(kind, step)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        faults.append(f"{kind}/step-{step:06d}.jsonl could not be read ({type(error).__name__}: {error})")
+        return None
+
+
+def _response(row: Row) -> Response:
+    truth, score = row["ground_truth"], row["score"]
+    return Response(
+        id=str(row["id"]),
+        question=str(row["question"]),
+        ground_truth=truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False),
+        text=str(row["response"]),
+        reward=float(score["reward"]),
+        format_reward=float(score["format_reward"]),
+        answer_reward=float(score["answer_reward"]),
+        tokens=len(row["response_ids"]),
+        truncated=row["finish_reason"] == "length",
+        advantage=float(row["advantage"]) if "advantage" in row else None,
+    )
+
+
+# --- Numbers -----------------------------------------------------------------------------------------------------
+
+
+def number(row: Row, metric: str) -> float | None:
+    """A row's finite number of that name, or None."""
+    value = row.get(metric)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def validation_metrics(run: Run) -> list[Row]:
+    """The rows that have a validation."""
+    return [row for row in run.rows if any(name.startswith("validation_") for name in row)]
+
+
+def estimate(row: Row, metric: str) -> Estimate | None:
+    """A row's number with the interval that the row has for it, if any."""
+    value = number(row, metric)
+    if value is None:
+        return None
+    low, high = number(row, f"{metric}_low"), number(row, f"{metric}_high")
+    return Estimate(value) if low is None or high is None else Estimate(value, low, high)
+
+
+def setting_estimate(setting: Setting, metric: str, *, last: bool) -> Estimate | None:
+    """A metric at the first or the last validation: of one run with its own interval, of several over the seeds."""
+    rows = [validations[-1 if last else 0] for run in setting.runs if (validations := validation_metrics(run))]
+    found = [each for row in rows if (each := estimate(row, metric))]
+    if len(found) < 2:
+        return found[0] if found else None
+    bounded = any(each.low is not None for each in found)  # only proportions come with an interval
+    return mean_estimate([each.value for each in found], (0.0, 1.0) if bounded else (-math.inf, math.inf))
+
+
+def curve(runs: Sequence[Run], metric: str) -> Curve:
+    """A metric over steps: one run's numbers, or the mean, lowest and highest of several runs."""
+    found: dict[int, list[tuple[Estimate, float | None]]] = {}
+    ends = []
+    for run in runs:
+        points = {
+            row["step"]: (each, number(row, "seconds_elapsed")) for row in run.rows if (each := estimate(row, metric))
+        }
+        ends.append(max(points, default=-1))
+        for step, point in points.items():
+            found.setdefault(step, []).append(point)
+    steps = tuple(sorted(found))
+    several = len(runs) > 1
+    values = [[each.value for each, _ in found[step]] for step in steps]
+    intervals = [found[step][0][0].interval for step in steps]
+    return Curve(
+        steps=steps,
+        seconds=tuple(_mean_seconds(found[step]) for step in steps),
+        mean=tuple(fmean(each) for each in values),
+        low=tuple(min(each) for each in values) if several else tuple(low for low, _ in intervals),
+        high=tuple(max(each) for each in values) if several else tuple(high for _, high in intervals),
+        complete=sum(step <= min(ends, default=-1) for step in steps),
+    )
+
+
+def _mean_seconds(points: Sequence[tuple[Estimate, float | None]]) -> float | None:
+    seconds = [each for _, each in points if each is not None]
+    return fmean(seconds) if seconds else None
+
+
+# --- Settings ----------------------------------------------------------------------------------------------------
+
+
+def collect_settings(paths: Sequence[Path]) -> list[Setting]:
+    """Read the runs, each once, and put those together that differ in their seed alone, in the order given."""
+    unique = {path.resolve(): path for path in reversed(paths)}
+    return group_by_setting([collect_run(path) for path in reversed(unique.values())])
+
+
+def group_by_setting(runs: Sequence[Run]) -> list[Setting]:
+    """Settings in the order of their first runs, labelled by what differs between them."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_identity(run), sort_keys=True, default=str), []).append(run)
+    identities = [_identity(group[0]) for group in groups.values()]
+    keys = differing_keys(identities)
+    differences = [{key: shown_value(each, key) for key in keys} for each in identities]
+    labels = [_label(difference) for difference in differences]
+    if any(len(label) > LONGEST_LABEL for label in labels):
+        labels = [f"setting {index}" for index in range(1, len(labels) + 1)]
+    return [
+        Setting(label or "this run", difference, tuple(sorted(group, key=_seed_order)))
+        for label, difference, group in zip(labels, differences, groups.values(), strict=True)
+    ]
+
+
+def _seed_order(run: Run) -> tuple[int, str]:
+    return (int(run.seed), "") if run.seed.isdigit() else (-1, run.seed)
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    settings = {key: value for key, value in run.config.items() if key not in NOT_A_SETTING}
+    return {"recipe": run.recipe, **settings}
+
+
+def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys that differ between configs.
+
+    A key that one recipe has and another lacks says no more than that the recipes differ, so it counts only if it
+    differs between configs of the same recipe; there, a key that is absent is unset.
+    """
+    keys = dict.fromkeys(key for config in configs for key in config)
+    recipes = {config["recipe"] for config in configs}
+    families = [[config for config in configs if config["recipe"] == recipe] for recipe in recipes]
+
+    def differs(key: str, among: Sequence[Mapping[str, Any]]) -> bool:
+        return len({shown_value(config, key) for config in among}) > 1
+
+    return [
+        key
+        for key in keys
+        if any(differs(key, family) for family in families)
+        or (all(key in config for config in configs) and differs(key, configs))
+    ]
+
+
+def shown_value(config: Mapping[str, Any], key: str) -> str:
+    """A setting as a person would write it."""
+    if key not in config:
+        return "unset"
+    value = config[key]
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _label(difference: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in difference.items())

@@ -1,0 +1,149 @@
+"""The report's page: panels, tables and examples put into the template, and everything written."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from veritune import __version__
+from veritune.errors import CheckpointError, ConfigError
+from veritune.report import tables
+from veritune.report.collect import Run, Setting, collect_settings, setting_estimate
+from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible
+from veritune.report.figures import Panel, make_panels, render
+from veritune.report.remarks import best_setting, run_remarks, setting_remarks
+
+MOST_PAIRS = 5
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn panel."""
+
+    panel: Panel
+    png: bytes
+
+    @property
+    def address(self) -> str:
+        return "data:image/png;base64," + base64.b64encode(self.png).decode()
+
+
+def write_page(runs: Sequence[Path], output: Path) -> Path:
+    """See `veritune.report.write_report`."""
+    if not runs:
+        raise ConfigError("runs is empty; a report needs at least one run folder")
+    settings = collect_settings(runs)
+    pictures = [Picture(panel, render(panel)) for panel in make_panels(settings)]
+    page = render_page(settings, pictures)
+    try:
+        (output / "figures").mkdir(parents=True, exist_ok=True)
+        for picture in pictures:
+            (output / "figures" / f"{picture.panel.name}.png").write_bytes(picture.png)
+        aside = output / ".report.html.partial"
+        aside.write_text(page, encoding="utf-8")
+        aside.replace(output / "report.html")
+    except OSError as error:
+        raise CheckpointError(f"cannot write the report into {output}: {error.strerror or error}") from error
+    return output / "report.html"
+
+
+def render_page(settings: Sequence[Setting], pictures: Sequence[Picture]) -> str:
+    """The whole page as HTML, every text escaped."""
+    runs = [run for setting in settings for run in setting.runs]
+    environment = Environment(
+        loader=PackageLoader("veritune.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["visible"] = visible
+    return environment.get_template("page.html.jinja").render(
+        title=title(settings),
+        runs=runs,
+        settings=settings,
+        headline=headline(settings),
+        remarks=remark_groups(settings),
+        results=tables.result_table(settings[0]) if len(settings) == 1 else tables.settings_table(settings),
+        runs_table=tables.runs_table(settings) if len(runs) > 1 else None,
+        pictures=pictures,
+        picture_note=picture_note(settings),
+        examples=[example_section(setting) for setting in settings],
+        difference=tables.difference_table(settings) if len(settings) > 1 else None,
+        config=tables.config_table(settings),
+        environment=tables.environment_table(runs),
+        version=__version__,
+        written=time.strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+def title(settings: Sequence[Setting]) -> str:
+    """What the runs are: recipe, task, policy, as far as they share them."""
+    runs = [run for setting in settings for run in setting.runs]
+    recipes = dict.fromkeys(run.recipe for run in runs)
+    tasks = dict.fromkeys(tables.shown_value(run.config, "task") for run in runs)
+    return f"{', '.join(recipes)} on {', '.join(tasks)}"
+
+
+def headline(settings: Sequence[Setting]) -> dict[str, str] | None:
+    """The before and after of one setting's held-out accuracy."""
+    if len(settings) > 1:
+        return None
+    (row, *_) = (*tables.result_table(settings[0]).rows, ("",))
+    if row[0] != tables.ACCURACY.label:
+        return None
+    before, after = (cell.partition(" ") for cell in row[1:3])
+    run = settings[0].runs[0]
+    return {
+        "before": before[0],
+        "before_interval": before[2],
+        "after": after[0] if after[0] != tables.NOTHING else "",
+        "after_interval": after[2],
+        "steps": str(run.last_step),
+        "time": tables.duration(run.seconds),
+    }
+
+
+def remark_groups(settings: Sequence[Setting]) -> list[tuple[str, list[str]]]:
+    """Remarks under the name of what they are about; a lone setting needs no name."""
+    groups: list[tuple[str, list[str]]] = []
+    if len(settings) > 1:
+        finals = {s.label: each for s in settings if (each := setting_estimate(s, "validation_accuracy", last=True))}
+        groups.append(("", [text for text in [best_setting(finals)] if text]))
+    for setting in settings:
+        remarks = list(setting_remarks(setting))
+        for run in setting.runs:
+            prefix = f"{run.path.name}: " if len(setting.runs) > 1 else ""
+            remarks += [prefix + text for text in run_remarks(run)]
+        groups.append((setting.label if len(settings) > 1 else "", remarks))
+    return [(label, remarks) for label, remarks in groups if remarks]
+
+
+def picture_note(settings: Sequence[Setting]) -> str:
+    """What lines and bands mean."""
+    most = max(len(setting.runs) for setting in settings)
+    if most == 1:
+        return "Bands are 95% intervals over the held-out problems."
+    return (
+        "Lines are means over seeds, bands reach from the lowest to the highest seed; where a line is dashed at "
+        "its end, some seeds have stopped. Times are means over seeds."
+    )
+
+
+def example_section(setting: Setting) -> dict[str, object]:
+    """The responses to show of a setting, from its first run that has any."""
+    run: Run = next((run for run in setting.runs if run.after or run.rollouts), setting.runs[0])
+    pairs = pair_up(run)
+    return {
+        "setting": setting,
+        "run": run,
+        "counts": outcome_counts(pairs) if pairs else None,
+        "pairs": choose_pairs(pairs, MOST_PAIRS),
+        "only_before": run.before.responses[:MOST_PAIRS] if run.before and not pairs else (),
+        "rollouts": [(batch.step, choose_siblings(batch)) for batch in run.rollouts],
+    }

@@ -1,0 +1,223 @@
+"""The tables of a report: text cells made from settings and runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from veritune.evaluate import wilson_interval
+from veritune.report.collect import (
+    NOT_A_SETTING,
+    Batch,
+    Response,
+    Run,
+    Setting,
+    setting_estimate,
+    shown_value,
+    validation_metrics,
+)
+from veritune.report.estimates import Estimate, change, mean_estimate
+from veritune.report.figures import time_scale
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text; the first column names the row."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A line of the results: which metric, what to call it, how to write it."""
+
+    metric: str
+    label: str
+    share: bool = False
+    digits: int = 2
+
+
+MEASURES = (
+    Measure("validation_accuracy", "Problems solved", share=True),
+    Measure("validation_reward", "Reward", digits=3),
+    Measure("validation_format_reward", "Format reward", digits=3),
+    Measure("validation_length", "Response length (tokens)", digits=1),
+    Measure("validation_length_correct", "Length, correct (tokens)", digits=1),
+    Measure("validation_length_incorrect", "Length, incorrect (tokens)", digits=1),
+    Measure("validation_truncated", "Cut off at max_tokens", share=True),
+    Measure("validation_entropy", "Entropy (nats per token)", digits=3),
+)
+ACCURACY, REWARD, LENGTH = MEASURES[0], MEASURES[1], MEASURES[3]
+
+
+# --- Writing numbers ---------------------------------------------------------------------------------------------
+
+
+def written(each: Estimate | None, measure: Measure, *, signed: bool = False) -> str:
+    """A number with its interval: "63.1% [58.9, 67.2]"."""
+    if each is None:
+        return NOTHING
+    factor, digits = (100.0, 1) if measure.share else (1.0, measure.digits)
+
+    def one(value: float) -> str:
+        # Adding zero turns the -0.0 that rounding can leave into 0.0.
+        return f"{round(factor * value, digits) + 0.0:{'+' if signed else ''}.{digits}f}"
+
+    unit = "" if not measure.share else " points" if signed else "%"
+    interval = "" if each.low is None or each.high is None else f" [{one(each.low)}, {one(each.high)}]"
+    return one(each.value) + unit + interval
+
+
+def duration(seconds: float | None) -> str:
+    """A time in the unit that suits it."""
+    if seconds is None:
+        return NOTHING
+    size, name = time_scale(seconds)
+    return f"{seconds / size:.0f} {name}" if size == 1 else f"{seconds / size:.1f} {name}"
+
+
+# --- Results -----------------------------------------------------------------------------------------------------
+
+
+def batch_estimate(batch: Batch | None, metric: str, step: int) -> Estimate | None:
+    """A validation metric with its interval, from the responses of that validation, where they say it."""
+    if batch is None or batch.step != step or not batch.responses:
+        return None
+    proportions: dict[str, Callable[[Response], bool]] = {
+        "validation_format_reward": lambda response: response.format_reward >= 1,
+        "validation_truncated": lambda response: response.truncated,
+    }
+    if metric in proportions:
+        count, total = sum(map(proportions[metric], batch.responses)), len(batch.responses)
+        return Estimate(count / total, *wilson_interval(count, total))
+    means: dict[str, list[float]] = {
+        "validation_reward": [response.reward for response in batch.responses],
+        "validation_length": [response.tokens for response in batch.responses],
+        "validation_length_correct": [response.tokens for response in batch.responses if response.correct],
+        "validation_length_incorrect": [response.tokens for response in batch.responses if not response.correct],
+    }
+    return mean_estimate(means[metric]) if means.get(metric) else None
+
+
+def measured(setting: Setting, measure: Measure, *, last: bool) -> Estimate | None:
+    """A measure at the first or last validation: over seeds, or of one run with the interval over its responses."""
+    from_rows = setting_estimate(setting, measure.metric, last=last)
+    if len(setting.runs) > 1 or from_rows is None or from_rows.low is not None:
+        return from_rows
+    (run,) = setting.runs
+    row = validation_metrics(run)[-1 if last else 0]
+    batch = run.after if last and run.after else run.before
+    return batch_estimate(batch, measure.metric, row["step"]) or from_rows
+
+
+def _before_after(setting: Setting, measure: Measure) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
+    before = measured(setting, measure, last=False)
+    validated = max((len(validation_metrics(run)) for run in setting.runs), default=0)
+    after = measured(setting, measure, last=True) if validated > 1 else None
+    return before, after, change(before, after) if before and after else None
+
+
+def result_table(setting: Setting) -> Table:
+    """Every measure of one setting: before, after, change."""
+    rows = []
+    for measure in MEASURES:
+        before, after, moved = _before_after(setting, measure)
+        if before or after:
+            cells = (written(before, measure), written(after, measure), written(moved, measure, signed=True))
+            rows.append((measure.label, *cells))
+    note = (
+        f"Mean over {len(setting.runs)} seeds with Student's 95% interval over them."
+        if len(setting.runs) > 1
+        else "With 95% intervals over the held-out problems."
+    )
+    return Table(("Held-out problems", "before", "after", "change"), tuple(rows), note)
+
+
+def settings_table(settings: Sequence[Setting]) -> Table:
+    """One line a setting."""
+    rows = []
+    for setting in settings:
+        before, after, moved = _before_after(setting, ACCURACY)
+        times = [run.seconds for run in setting.runs if run.seconds is not None]
+        rows.append(
+            (
+                setting.label,
+                ", ".join(run.seed for run in setting.runs),
+                written(before, ACCURACY),
+                written(after, ACCURACY),
+                written(moved, ACCURACY, signed=True),
+                written(_before_after(setting, REWARD)[1], REWARD),
+                written(_before_after(setting, LENGTH)[1], LENGTH),
+                duration(sum(times) / len(times) if times else None),
+            )
+        )
+    header = (
+        "Setting",
+        "seeds",
+        "solved before",
+        "solved after",
+        "change",
+        "reward after",
+        "tokens after",
+        "time a run",
+    )
+    return Table(
+        header, tuple(rows), "95% intervals: over seeds (Student) where a setting has several, else over problems."
+    )
+
+
+def runs_table(settings: Sequence[Setting]) -> Table:
+    """One line a run."""
+    rows = []
+    for setting in settings:
+        for run in setting.runs:
+            before, after, _ = _before_after(Setting(setting.label, {}, (run,)), ACCURACY)
+            steps = str(run.last_step) if run.planned_steps is None else f"{run.last_step} of {run.planned_steps}"
+            cells = (run.seed, steps, written(before, ACCURACY), written(after, ACCURACY), duration(run.seconds))
+            rows.append((str(run.path), setting.label, *cells))
+    header = ("Run", "setting", "seed", "steps", "solved before", "solved after", "time")
+    return Table(header, tuple(rows), "95% intervals over the held-out problems.")
+
+
+# --- Configuration and environment -------------------------------------------------------------------------------
+
+
+def difference_table(settings: Sequence[Setting]) -> Table:
+    """The keys that differ between the settings."""
+    keys = list(settings[0].difference)
+    rows = tuple((key, *(setting.difference[key] for setting in settings)) for key in keys)
+    return Table(("Key", *(setting.label for setting in settings)), rows)
+
+
+def common_table(mappings: Sequence[Mapping[str, Any]], hidden: Sequence[str] = ()) -> Table:
+    """Key and value of all mappings; a key whose values differ lists each once."""
+    keys = [key for key in dict.fromkeys(key for mapping in mappings for key in mapping) if key not in hidden]
+    rows = tuple((key, " | ".join(dict.fromkeys(shown_value(mapping, key) for mapping in mappings))) for key in keys)
+    return Table(("Key", "value"), rows)
+
+
+def config_table(settings: Sequence[Setting]) -> Table:
+    """Every setting of the runs but those that the difference table has."""
+    configs = [run.config for setting in settings for run in setting.runs]
+    return common_table(configs, [*settings[0].difference, *(key for key in NOT_A_SETTING if key != "seed")])
+
+
+def environment_table(runs: Sequence[Run]) -> Table:
+    """Versions, revision, hardware."""
+    return common_table([_flat(run.environment) for run in runs])
+
+
+def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in environment.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}: {name}": each if each is not None else NOTHING for name, each in value.items()}
+        else:
+            flat[key] = json.dumps(value) if value is None or isinstance(value, dict) else value or NOTHING
+    return flat
