@@ -19,7 +19,7 @@ from veritune.policies import Policy, new_embedded_policy, save_policy
 from veritune.prompts import fill_prompt, load_prompt
 from veritune.randomness import derive_seed
 from veritune.tasks.countdown import Problem, generate_problems
-from veritune.tasks.countdown_traces import write_trace
+from veritune.tasks.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
 from veritune.training import Microbatch, clip_and_step, cut_microbatches, make_optimizer, score_responses
 
 CHUNK = 2048
@@ -34,15 +34,17 @@ class PretrainConfig:
     """The folder that the policy is written to."""
     seed: int = 0
     """Seed of the initial weights, the problems and the traces."""
-    tokens: int = 16_000_000
+    tokens: int = 14_000_000
     """Tokens to train on, prompts included."""
-    learning_rate: float = 2.5e-3
+    careful: float = 0.6
+    """Share of the tokens, at the beginning, whose traces search until they find; the rest are careless."""
+    learning_rate: float = 2e-3
     """Peak learning rate: reached after 50 steps, held for 60% of the tokens, then falling linearly."""
-    batch_tokens: int = 8192
+    batch_tokens: int = 4096
     """Positions of one optimiser step, padding included."""
     problems: int = 8192
     """Distinct training problems that the traces are written for; none is held out."""
-    r1_zero: float = 0.15
+    r1_zero: float = 0.12
     """Share of the traces whose prompt wears the r1_zero wording instead of the compact one."""
     threads: int | None = None
     """CPU threads for torch; default: one for each core."""
@@ -50,7 +52,8 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         require(self, "seed", self.seed >= 0, "0 or more")
         require(self, "learning_rate", self.learning_rate > 0, "positive")
-        require(self, "r1_zero", 0 <= self.r1_zero <= 1, "between 0 and 1")
+        for name in ("careful", "r1_zero"):
+            require(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         for name in ("tokens", "batch_tokens", "problems"):
             require(self, name, getattr(self, name) >= 1, "at least 1")
 
@@ -59,15 +62,16 @@ def pretrain(config: PretrainConfig) -> None:
     """Train and write the policy, telling the loss every hundred steps."""
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     problems = generate_problems(config.problems, config.seed, "train")
-    texts = pretraining_texts(config, problems)
+    generator = random.Random(derive_seed(config.seed, 0, "traces"))
+    sample = (pretraining_text(config, problems, CARELESS, generator) for _ in range(2 * CHUNK))
     policy = new_embedded_policy(
-        (prompt + response for prompt, response in (next(texts) for _ in range(2 * CHUNK))),
+        (prompt + response for prompt, response in sample),
         seed=derive_seed(config.seed, 0, "initial weights"),
     )
     optimizer = make_optimizer(policy.model, learning_rate=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     model, seen, began = policy.model.train(), 0, time.perf_counter()
     recent: list[float] = []
-    for step, batch in enumerate(batches(config, policy, texts), start=1):
+    for step, batch in enumerate(batches(config, policy, problems, generator), start=1):
         loss = -score_responses(model, batch, temperature=1.0).sum() / batch.response_mask.sum()
         loss.backward()
         clip_and_step(
@@ -75,15 +79,13 @@ def pretrain(config: PretrainConfig) -> None:
         )
         seen += batch.tokens
         recent.append(loss.item())
-        if step % 100 == 0 or seen >= config.tokens:
+        if step % 100 == 0:
             print(
                 f"step {step}  {seen / 1e6:.1f}M tokens  loss {sum(recent) / len(recent):.4f}  "
                 f"{time.perf_counter() - began:.0f} s",
                 flush=True,
             )
             recent = []
-        if seen >= config.tokens:
-            break
     model.eval()
     save_policy(policy, config.output)
     print(f"wrote {config.output}")
@@ -93,30 +95,34 @@ def _learning_rate(config: PretrainConfig, step: int, progress: float) -> float:
     return config.learning_rate * min(1.0, step / 50, max(0.02, (1 - progress) / 0.4))
 
 
-def pretraining_texts(config: PretrainConfig, problems: list[Problem]) -> Iterator[tuple[str, str]]:
-    """Endless (prompt, response) pairs: a problem with its numbers in any order, in one of the two wordings."""
-    generator = random.Random(derive_seed(config.seed, 0, "traces"))
-    compact, r1_zero = load_prompt("compact"), load_prompt("r1_zero")
-    while True:
-        problem = generator.choice(problems)
-        numbers = generator.sample(problem.numbers, len(problem.numbers))
-        question = f"Use {', '.join(map(str, numbers))} to make {problem.target}."
-        response = write_trace(numbers, problem.target, generator).response
-        if generator.random() < config.r1_zero:
-            yield fill_prompt(r1_zero, question), "\n" + response
-        else:
-            yield fill_prompt(compact, question), response
+def pretraining_text(
+    config: PretrainConfig, problems: list[Problem], habits: TraceHabits, generator: random.Random
+) -> tuple[str, str]:
+    """A prompt and a response: a problem with its numbers in any order, in one of the two wordings."""
+    problem = generator.choice(problems)
+    numbers = generator.sample(problem.numbers, len(problem.numbers))
+    question = f"Use {', '.join(map(str, numbers))} to make {problem.target}."
+    response = write_trace(numbers, problem.target, generator, habits).response
+    if generator.random() < config.r1_zero:
+        return fill_prompt(load_prompt("r1_zero"), question), "\n" + response
+    return fill_prompt(load_prompt("compact"), question), response
 
 
-def batches(config: PretrainConfig, policy: Policy, texts: Iterator[tuple[str, str]]) -> Iterator[Microbatch]:
-    """Endless batches of about `batch_tokens` positions, of rows of like length, in random order."""
+def batches(
+    config: PretrainConfig, policy: Policy, problems: list[Problem], generator: random.Random
+) -> Iterator[Microbatch]:
+    """Batches of about `batch_tokens` positions, rows of like length together, until the tokens are spent."""
     (end,) = policy.eos_ids
-    generator = random.Random(derive_seed(config.seed, 0, "batch order"))
-    while True:
-        pairs = [next(texts) for _ in range(CHUNK)]
-        prompts = [policy.encode(prompt) for prompt, _ in pairs]
-        responses = [[*policy.encode(response), end] for _, response in pairs]
+    seen = 0
+    while seen < config.tokens:
+        habits = CAREFUL if seen < config.careful * config.tokens else CARELESS
+        pairs = [pretraining_text(config, problems, habits, generator) for _ in range(CHUNK)]
         cut = cut_microbatches(
-            prompts, responses, range(CHUNK), token_budget=config.batch_tokens, device=torch.device("cpu")
+            [policy.encode(prompt) for prompt, _ in pairs],
+            [[*policy.encode(response), end] for _, response in pairs],
+            range(CHUNK),
+            token_budget=config.batch_tokens,
+            device=torch.device("cpu"),
         )
+        seen += sum(batch.tokens for batch in cut)
         yield from generator.sample(cut, len(cut))

@@ -1,14 +1,15 @@
 """Synthetic reasoning traces for Countdown with three numbers: what the embedded policy is pretrained on.
 
-A trace tries one pair of numbers after another. Each line writes the first step, the number that is left, the target
-again, and then what the left number makes of the first result, until one equals the target:
+A trace tries one pair of numbers after another. Each line writes the first step, the number that is left, and then
+what that number makes of the first result, each beside the target, until one equals it:
 
-    18-5=13 9|4 +22 -4 yes
+    18-5=13 9 +22|4 -4|4 yes
     </think> <answer> (18-5)-9 </answer>
 
-Repeating the target beside the results makes the verdict learnable for a very small model. Traces are imperfect on
-purpose: most give up after a failed line and answer wrongly, some overlook a hit. The policy therefore knows its
-arithmetic and can search, but seldom does, which leaves something for reinforcement learning to find.
+Repeating the target beside each result makes the verdict learnable for a very small model. A careful trace searches
+until it finds; a careless one gives up after most failed lines and answers wrongly, or overlooks a hit. A policy that
+has learned from careful traces first and careless ones last knows its arithmetic and can search, but seldom does,
+which leaves something for reinforcement learning to find.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ LARGEST_PRODUCT = 100
 class TraceHabits:
     """How imperfect the written reasoning is. Each is a probability."""
 
-    give_up: float = 0.8
+    give_up: float
     """Answering with the last try after a line that failed, in a trace that is not persistent."""
-    persistent: float = 0.1
+    persistent: float
     """Being a trace that never gives up."""
-    overlook: float = 0.15
+    overlook: float
     """Not noticing a result that equals the target."""
-    misjudge: float = 0.01
+    misjudge: float
     """Taking a result for the target that is not."""
+
+
+CAREFUL = TraceHabits(give_up=0.0, persistent=1.0, overlook=0.0, misjudge=0.0)
+CARELESS = TraceHabits(give_up=0.8, persistent=0.1, overlook=0.1, misjudge=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +48,18 @@ class Trace:
     correct: bool
 
 
-def write_trace(
-    numbers: Sequence[int], target: int, generator: random.Random, habits: TraceHabits | None = None
-) -> Trace:
+def write_trace(numbers: Sequence[int], target: int, generator: random.Random, habits: TraceHabits) -> Trace:
     """One trace for three `numbers` and a `target`, with all choices drawn from `generator`."""
-    habits = habits or TraceHabits()
     first_steps = list(_first_steps(numbers))
     generator.shuffle(first_steps)
     persistent = generator.random() < habits.persistent
     lines: list[str] = []
     answer, value = "", 0
     for expression, result, left in first_steps:
-        line = f"{expression}={result} {left}|{target}"
+        line = f"{expression}={result} {left}"
         verdict = " no"
         for operator, value in _results(result, left):
-            line += f" {operator}{value}"
+            line += f" {operator}{value}|{target}"
             answer = _answer(expression, result, operator, left)
             noticed = generator.random() >= habits.overlook if value == target else generator.random() < habits.misjudge
             if noticed:

@@ -1,0 +1,149 @@
+"""Microbatches, scoring and the optimiser against plain formulas; resume against the run that nobody stopped."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from veritune.errors import EngineError, TrainingError
+from veritune.primitives import get_response_log_probs
+from veritune.training import (
+    clip_and_step,
+    cut_microbatches,
+    draw_batch,
+    make_optimizer,
+    pad_responses,
+    require_version,
+    scheduled_learning_rate,
+    score_responses,
+)
+from veritune.types import Completion, Example
+
+CPU = torch.device("cpu")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=20),
+    budget=st.integers(1, 200),
+)
+def test_every_row_is_in_one_microbatch_within_the_budget(lengths, budget):
+    prompts = [list(range(100, 100 + prompt)) for prompt, _ in lengths]
+    responses = [list(range(200, 200 + response)) for _, response in lengths]
+    microbatches = cut_microbatches(prompts, responses, range(len(lengths)), token_budget=budget, device=CPU)
+    assert Counter(row for microbatch in microbatches for row in microbatch.rows) == Counter(range(len(lengths)))
+    for microbatch in microbatches:
+        assert microbatch.input_ids.numel() <= budget or len(microbatch.rows) == 1
+        for index, row in enumerate(microbatch.rows):
+            assert microbatch.labels[index][microbatch.response_mask[index]].tolist() == responses[row]
+            size = len(prompts[row]) + len(responses[row]) - 1
+            assert microbatch.input_ids[index, :size].tolist() == (prompts[row] + responses[row])[:-1]
+
+
+def random_rows(policy, count, seed=0):
+    generator = random.Random(seed)
+    size = policy.model.config.vocab_size
+    prompts = [[generator.randrange(size) for _ in range(generator.randint(1, 12))] for _ in range(count)]
+    responses = [[generator.randrange(size) for _ in range(generator.randint(1, 20))] for _ in range(count)]
+    return prompts, responses
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_scores_are_those_of_the_plain_path(random_policy, temperature):
+    prompts, responses = random_rows(random_policy, 7)
+    (batch,) = cut_microbatches(prompts, responses, range(7), token_budget=10_000, device=CPU)
+
+    def tempered(input_ids):
+        output = random_policy.model(input_ids)
+        output.logits = output.logits / temperature
+        return output
+
+    plain = get_response_log_probs(tempered, batch.input_ids, batch.labels)["log_probs"]
+    scored = score_responses(random_policy.model, batch, temperature)
+    torch.testing.assert_close(scored, plain * batch.response_mask, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("budget", [1, 40, 77, 10_000])
+def test_a_cut_does_not_change_the_gradient(random_policy, budget):
+    import copy
+
+    prompts, responses = random_rows(random_policy, 9)
+    total = sum(map(len, responses))
+
+    def gradient(token_budget, dtype):
+        model = copy.deepcopy(random_policy.model).to(dtype)
+        for microbatch in cut_microbatches(prompts, responses, range(9), token_budget=token_budget, device=CPU):
+            (-score_responses(model, microbatch, 1.0).sum() / total).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
+
+    reference = gradient(10_000, torch.float64)
+    assert (gradient(budget, torch.float64) - reference).norm() / reference.norm() < 1e-12
+    assert (gradient(budget, torch.float32) - reference).norm() / reference.norm() < 1e-5
+
+
+def test_responses_are_laid_out_as_the_mask():
+    mask = torch.tensor([[False, True, True], [True, False, False]])
+    padded = pad_responses([torch.tensor([1.0, 2.0]), torch.tensor([3.0])], mask)
+    assert padded.tolist() == [[0, 1, 2], [3, 0, 0]]
+
+
+def test_learning_rates_by_hand():
+    def rates(schedule, warmup):
+        return [scheduled_learning_rate(8.0, step, 6, warmup, schedule) for step in range(1, 7)]
+
+    assert rates("constant", 0) == [8.0] * 6
+    assert rates("constant", 4) == [2, 4, 6, 8, 8, 8]
+    assert rates("linear", 2) == [4, 8, 8, 6, 4, 2]
+    expected = [4, 8, 8, 4 + 4 * math.cos(math.pi / 4), 4, 4 - 4 * math.cos(math.pi / 4)]
+    assert rates("cosine", 2) == pytest.approx(expected)
+
+
+def test_the_first_adamw_update_by_hand():
+    layer = torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        layer.weight[:] = torch.tensor([[1.0, -2.0]])
+        layer.bias[:] = 0.5
+    optimizer = make_optimizer(layer, learning_rate=1.0, betas=(0.9, 0.95), weight_decay=0.1)
+    layer.weight.grad, layer.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
+    norm = clip_and_step(layer, optimizer, learning_rate=0.01, clip_grad_norm=1.0)
+    assert norm == pytest.approx(5.0)
+    # Adam's first step is the learning rate against the gradient's sign; matrices decay by rate times 0.1 first.
+    assert layer.weight.tolist()[0] == pytest.approx([1.0 * 0.999 - 0.01, -2.0 * 0.999], abs=1e-6)
+    assert layer.bias.item() == pytest.approx(0.5 - 0.01, abs=1e-6)
+    assert layer.weight.grad is None
+    state = optimizer.state[layer.weight]["exp_avg"]
+    assert state.tolist()[0] == pytest.approx([0.1 * 3 / 5, 0.0], abs=1e-6)  # of the clipped gradient
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(value):
+    layer = torch.nn.Linear(2, 1)
+    before = layer.weight.clone()
+    optimizer = make_optimizer(layer, learning_rate=1.0, betas=(0.9, 0.95), weight_decay=0.1)
+    layer.weight.grad = torch.tensor([[1.0, value]])
+    with pytest.raises(TrainingError, match="refused"):
+        clip_and_step(layer, optimizer, learning_rate=0.1, clip_grad_norm=1.0)
+    assert torch.equal(layer.weight, before)
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 9), size=st.integers(1, 12), seed=st.integers(0, 3))
+def test_every_example_is_drawn_once_in_each_pass(count, size, seed):
+    examples = [Example(str(index), "", "") for index in range(count)]
+    steps = 3 * count
+    drawn = [example.id for step in range(1, steps + 1) for example in draw_batch(examples, size, step, seed)]
+    for start in range(0, len(drawn) - count + 1, count):
+        assert sorted(drawn[start : start + count]) == sorted(example.id for example in examples)
+
+
+def test_completions_of_other_weights_are_refused():
+    def completion(version):
+        return Completion((1,), (2,), "", (0.0,), "eos", version)
+
+    require_version([[completion(3), completion(3)]], 3)
+    with pytest.raises(EngineError, match=r"version 3, got \[2, 3\]"):
+        require_version([[completion(3), completion(2)]], 3)
