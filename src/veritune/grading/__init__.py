@@ -4,11 +4,13 @@ from veritune.grading.arithmetic import evaluate_arithmetic
 from veritune.grading.extraction import extract_answer_tag, extract_boxed, parse_gsm8k_response, parse_mmlu_response
 from veritune.grading.judge import is_equivalent
 from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
+from veritune.grading.pool import GradingPool
 from veritune.grading.rewards import question_only_reward_fn, question_only_score, r1_zero_reward_fn, r1_zero_score
 
 __all__ = [
     "DEFAULT_POLICY",
     "GradingPolicy",
+    "GradingPool",
     "evaluate_arithmetic",
     "extract_answer_tag",
     "extract_boxed",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from veritune.grading.clock import same_clock, without_markup
 from veritune.grading.exact import InexactError, TooLargeError, exact_value
+from veritune.grading.expressions import variable_names
 from veritune.grading.intervals import equal_regions, intersection_of, region
 from veritune.grading.limits import MAX_CHARACTERS
 from veritune.grading.nodes import Node
-from veritune.grading.parser import read_number
+from veritune.grading.parser import letter, read_number
 from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
 from veritune.grading.reading import Reading, read
 from veritune.grading.structures import (
@@ -183,10 +185,19 @@ def _compare_values(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ve
             return Verdict(False, "unevaluated")
         if not policy.unreduced_fractions and is_unreduced_fraction(answer.node):
             return Verdict(False, "unreduced")
-    answers, golds = sign_choices(answer.node), sign_choices(gold.node)
+    answer_node, gold_node = _as_equation(answer, gold), _as_equation(gold, answer)
+    answers, golds = sign_choices(answer_node), sign_choices(gold_node)
     if len(answers) > 1 or len(golds) > 1:
         return Verdict(match_unordered(_members(answers), _members(golds), equal_trees), "plus or minus")
-    return Verdict(equal_trees(answer.node, gold.node), "value")
+    return Verdict(equal_trees(answer_node, gold_node), "value")
+
+
+def _as_equation(reading: Reading, other: Reading) -> Node:
+    """`y = 2x + 1`, read as the value 2x + 1 of y, as an equation where the other side is one."""
+    assert reading.node is not None and other.node is not None
+    if other.node.kind == "relation" and reading.label not in ("", "?") and variable_names(reading.node):
+        return Node("relation", (letter(reading.label), reading.node), ("=",))
+    return reading.node
 
 
 def _members(nodes: list[Node]) -> list[Node]:
@@ -214,6 +225,8 @@ def _compare_percent(answer: Reading, gold: Reading, policy: GradingPolicy) -> V
 
 def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict:
     answers, golds = _items(answer), _items(gold)
+    if _has_sign_choice(answer) or _has_sign_choice(gold):
+        policy = replace(policy, unevaluated_expressions=True)  # `-3 ± 1` states -2 and -4
     if answers is None or golds is None:
         return Verdict(_equal_conditions(answer, gold), "conditions")
     labels = [item.label for item in golds]
@@ -225,6 +238,11 @@ def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ver
     if match_unordered(answers, golds, lambda a, g: compare(a, g, policy).equal):
         return Verdict(True, "list")
     return Verdict(_equal_conditions(answer, gold), "list")
+
+
+def _has_sign_choice(reading: Reading) -> bool:
+    nodes = [reading.node, *(item.node for item in reading.items)]
+    return any(node is not None and len(sign_choices(node)) > 1 for node in nodes)
 
 
 def _items(reading: Reading) -> list[Reading] | None:

@@ -13,12 +13,14 @@ Grammar, from loose to tight (all chains are n-ary nodes, so that the tree is as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from veritune.grading.limits import MAX_DEPTH, MAX_NUMBER_CHARACTERS, UnreadableError
 from veritune.grading.nodes import Node, constant, number, variable
 from veritune.grading.tokens import Token
-from veritune.grading.vocabulary import FUNCTIONS, GREEK_LETTERS, LETTER_WORDS
+from veritune.grading.vocabulary import CONSTANT_WORDS, FUNCTIONS, GREEK_LETTERS, LETTER_WORDS, NAMES, UNIT_SYNONYMS
 
 _RELATIONS = {
     "=": "=",
@@ -39,14 +41,14 @@ _END = Token("end", "", False)
 _BASES_OF_LOG = {"ln": constant("e"), "lg": number(10)}
 
 
-def parse(tokens: list[Token]) -> Node:
+def parse(tokens: Sequence[Token]) -> Node:
     """The tree of one formula; raises UnreadableError unless every token is used."""
-    parser = _Parser(tokens)
+    parser = _Parser(_spread_letters(tokens))
     try:
         tree = parser.relation()
     except RecursionError as error:  # the caller may already stand deep in the stack
         raise UnreadableError("nested too deep") from error
-    if parser.position != len(tokens):
+    if parser.position != parser.count:
         raise UnreadableError(f"unexpected {parser.peek().text!r}")
     return tree
 
@@ -280,15 +282,13 @@ class _Parser:
     def word(self, text: str) -> Node:
         if text in FUNCTIONS:
             return self.function(text)
-        if text in ("pi", "infinity", "inf", "oo", "infty"):
+        if text in CONSTANT_WORDS:
             return constant("pi" if text == "pi" else "infinity")
         if text in GREEK_LETTERS:
             return self.subscripted(text)
         if len(text) == 1:
             return self.subscripted(text)
-        if not reads_as_product(text):
-            raise UnreadableError(f"{text!r} is a word")
-        return Node("juxtapose", tuple(letter(character) for character in text[:-1]) + (self.subscripted(text[-1]),))
+        raise UnreadableError(f"{text!r} is a word")
 
     def subscripted(self, name: str) -> Node:
         """A variable with whatever subscript and primes follow it; the parts become its name."""
@@ -578,17 +578,42 @@ def is_plain_integer(node: Node) -> bool:
     return node.kind == "number" and isinstance(node.value, int)
 
 
-def reads_as_product(word: str) -> bool:
+def reads_as_product(tokens: Sequence[Token], index: int) -> bool:
     """Whether a run of letters is a product of variables; `on` and `no` are words, and words have no anagrams."""
-    if word.lower() in LETTER_WORDS or len(word) > 4:
+    token = tokens[index]
+    word = token.text
+    if len(word) > 4 or word.lower() in LETTER_WORDS or word.lower() in UNIT_SYNONYMS:
         return False
-    return len(word) == 2 or list(word) == sorted(word) or not set(word.lower()) & set("aeiou")
+    if len(word) == 2 or not set(word.lower()) & set("aeiouy") or set(word) <= set("wxyz"):
+        return True
+    if all(ord(after) - ord(before) == 1 for before, after in pairwise(word)):
+        return True  # abc, xyz
+    attached = index > 0 and tokens[index - 1].kind == "number" and not token.spaced
+    raised = index + 1 < len(tokens) and tokens[index + 1].text in ("^", "_")
+    return len(word) == 3 and (attached or raised)
+
+
+def _spread_letters(tokens: Sequence[Token]) -> list[Token]:
+    """`3yx^2` as `3 y x^2`: a power belongs to the last letter of a product."""
+    result: list[Token] = []
+    for index, token in enumerate(tokens):
+        if token.kind != "word" or len(token.text) == 1 or token.text in NAMES or not reads_as_product(tokens, index):
+            result.append(token)
+        else:
+            result += [Token("word", character, token.spaced) for character in token.text]
+    return result
 
 
 def read_number(text: str) -> int | Fraction:
     """The exact value of an unsigned numeral such as `12` or `0.25`."""
     if len(text) > MAX_NUMBER_CHARACTERS:
         raise UnreadableError("too many digits")
+    if "e" in text or "E" in text:
+        mantissa, _, exponent = text.lower().partition("e")
+        if len(exponent) > 4:
+            raise UnreadableError("exponent too large")
+        scaled = read_number(mantissa) * Fraction(10) ** int(exponent)
+        return scaled.numerator if scaled.denominator == 1 else scaled
     if "." not in text:
         return int(text)
     whole, _, decimals = text.partition(".")

@@ -14,14 +14,13 @@ from veritune.grading.vocabulary import (
     FILLERS,
     FRACTION_WORDS,
     FUNCTIONS,
-    GREEK_LETTERS,
+    NAMES,
     NUMBER_WORDS,
     SCALE_WORDS,
     UNIT_SYNONYMS,
 )
 
 MAX_SENTENCE_WORDS = 20
-_CONSTANT_WORDS = frozenset({"pi", "infinity", "inf", "oo", "infty"})
 _PUNCTUATION = frozenset("., ; : ! ? ' \" ( ) { } - ` [ ]".split()) | {"{", "}", "..."}
 
 
@@ -35,9 +34,7 @@ def is_wordy(tokens: Sequence[Token], index: int) -> bool:
     if token.text in FUNCTIONS:  # `5 min` ends in a unit, `min(5, 6)` begins with a function
         following = tokens[index + 1] if index + 1 < len(tokens) else None
         return following is None or (following.kind == "text" and len(following.text) > 1)
-    if token.text in GREEK_LETTERS or token.text in _CONSTANT_WORDS:
-        return False
-    return not reads_as_product(token.text)
+    return token.text not in NAMES and not reads_as_product(tokens, index)
 
 
 def is_hedged(tokens: Sequence[Token]) -> bool:
@@ -47,6 +44,8 @@ def is_hedged(tokens: Sequence[Token]) -> bool:
             lowered = token.text.lower()
             if lowered in ("squared", "cubed") and index and tokens[index - 1].text.lower() in UNIT_SYNONYMS:
                 continue
+            if lowered in ("more", "fewer", "less") and _counts_a_difference(tokens, index):
+                continue
             if lowered in BLOCKERS:
                 return True
         elif token.text == "?":
@@ -54,6 +53,18 @@ def is_hedged(tokens: Sequence[Token]) -> bool:
         elif token.text == "'" and index + 1 < len(tokens) and tokens[index + 1].text == "t":
             return True  # isn't, can't
     return False
+
+
+def _counts_a_difference(tokens: Sequence[Token], index: int) -> bool:
+    """`14 more apples` is a number of apples; `14 more than x`, `more than 14` and `14 or more` are not."""
+    following = tokens[index + 1] if index + 1 < len(tokens) else None
+    return (
+        index > 0
+        and tokens[index - 1].kind == "number"
+        and following is not None
+        and following.kind in ("word", "text")
+        and following.text.lower() not in ("than", "or", "of")
+    )
 
 
 def text_of(tokens: Sequence[Token]) -> str:

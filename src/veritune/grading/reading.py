@@ -19,7 +19,8 @@ from veritune.grading.parser import parse
 from veritune.grading.prose import is_hedged, is_wordy, number_words, sentence_value, text_of
 from veritune.grading.surface import clean
 from veritune.grading.tokens import Token, tokenize
-from veritune.grading.units import CURRENCY_SIGNS, DEGREE, NO_UNIT, PERCENT, Unit, currency, is_unit_letter, read_unit
+from veritune.grading.vocabulary import FUNCTIONS
+from veritune.grading.units import CURRENCY_CODES, CURRENCY_SIGNS, DEGREE, NO_UNIT, PERCENT, Unit, currency, is_unit_letter, read_unit
 
 MAX_ITEMS = 64
 """Longer lists are compared as words: unordered comparison takes quadratic time."""
@@ -275,9 +276,10 @@ def _read_quantity(tokens: Sequence[Token]) -> Reading:
 def _split_unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
     """The tokens of the formula, and the unit around them (None for words that are no unit)."""
     money = NO_UNIT
-    for index in range(min(2, len(tokens))):
-        if tokens[index].kind in ("sign", "word", "text") and tokens[index].text in CURRENCY_SIGNS:
-            money = currency(CURRENCY_SIGNS[tokens[index].text])
+    for index in range(min(2, len(tokens) - 1)):
+        name = CURRENCY_SIGNS.get(tokens[index].text) or CURRENCY_CODES.get(tokens[index].text.lower())
+        if name and tokens[index + 1].kind in ("number", "sign"):
+            money = currency(name)
             tokens = tokens[:index] + tokens[index + 1 :]
             break
     start = _unit_start(tokens)
@@ -285,7 +287,10 @@ def _split_unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
     unit: Unit | None = NO_UNIT
     if tail:
         unit = read_unit(tail)
-    body, sign_unit = _split_sign_unit(body)
+    if not any(token.text in FUNCTIONS for token in body):
+        body, sign_unit = _split_sign_unit(body)
+    else:
+        sign_unit = NO_UNIT
     if unit is None:
         return body, None
     if sign_unit and not unit.dimensions:
@@ -311,6 +316,8 @@ def _unit_start(tokens: Sequence[Token]) -> int:
             after_degrees = token.text in ("C", "F") and tokens[index - 1].text in ("circ", "}")
             after_number = tokens[index - 1].kind == "number" or tokens[index - 1].text in ("}", ")")
             letter = (is_unit_letter(token) and after_number) or (after_degrees and any(t.text == "circ" for t in tokens))
+            if after_degrees and letter:
+                return next(start for start in range(index, -1, -1) if tokens[start].text in ("^", "circ") and (tokens[start].text == "^" or tokens[start - 1].text not in ("^", "{")))
             if letter or is_wordy(tokens, index) or (token.kind == "text" and len(token.text) > 1):
                 return index
     return len(tokens)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from veritune.grading.extraction import MAX_CANDIDATES, extract_all_boxed, extract_answer_blocks, extract_boxed
-from veritune.grading.judge import Verdict, as_text, judge, quick_verdict
+from veritune.grading.judge import Verdict, as_text, judge
+from veritune.grading.limits import MAX_CHARACTERS
 from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
 from veritune.types import Score
 
@@ -90,3 +92,35 @@ def judge_candidates(candidates: Sequence[str], ground_truth: GroundTruth, polic
             if not judge(earlier, ground_truth, policy).equal:
                 return Verdict(False, "contradicting answers")
     return verdict
+
+
+def settle_r1_zero(response: str, ground_truth: GroundTruth) -> Score | None:
+    """The Score of an r1_zero response that is cheap to judge, else None: what a pool decides without a worker."""
+    return _settle(response, ground_truth, lambda text: _r1_zero_candidates(text, False))
+
+
+def settle_question_only(response: str, ground_truth: GroundTruth) -> Score | None:
+    r"""The Score of a `\boxed{}` response that is cheap to judge, else None."""
+    return _settle(response, ground_truth, _boxed_candidates)
+
+
+_COSTLY = re.compile(r"[\^!√∛∜⁰-⁹²³¹]|\*\*|sqrt|log|ln|sin|cos|tan|exp|binom")
+_CHEAP_CHARACTERS = 200
+
+
+def _is_cheap(text: str) -> bool:
+    """Whether judging `text` takes microseconds: short, or too long to be read, and without powers and functions."""
+    return len(text) > MAX_CHARACTERS or (len(text) <= _CHEAP_CHARACTERS and not _COSTLY.search(text))
+
+
+def _settle(
+    response: str, ground_truth: GroundTruth, find_candidates: Callable[[str], list[str] | None]
+) -> Score | None:
+    candidates = find_candidates(response)
+    if candidates is None:
+        return Score(0.0, 0.0, 0.0, None, "format")
+    texts = [*candidates, *map(as_text, ground_truth if isinstance(ground_truth, (list, tuple)) else [ground_truth])]
+    if not all(_is_cheap(text) for text in texts):
+        return None
+    verdict = judge_candidates(candidates, ground_truth, DEFAULT_POLICY)
+    return Score(float(verdict.equal), 1.0, float(verdict.equal), candidates[0].strip(), verdict.rule)

@@ -34,6 +34,9 @@ def equal_trees(first: Node, second: Node) -> bool:
         return _vector_is_tuple(first, second) if first.kind == "matrix" else _vector_is_tuple(second, first)
     elif first.kind in _SCALARS or second.kind in _SCALARS:
         return _scalar_is_other(first, second)
+    names = {name.lower() for name in variable_names(first)}, {name.lower() for name in variable_names(second)}
+    if all(names) and names[0] != names[1]:
+        return False
     left, right = region(first), region(second)
     return left is not None and right is not None and equal_regions(left, right)
 
@@ -223,15 +226,20 @@ def has_unevaluated_operation(node: Node) -> bool:
         return False
     plain = [_is_plain_number(child) for child in node.children]
     if node.kind == "pow":
-        return all(plain) and node.children[0] != number(10)
+        return all(plain) and node.children[0] != number(10) and is_whole(node.children[1])
     if node.kind in ("mul", "juxtapose"):
         last = node.children[-1]
         scientific = len(plain) == 2 and plain[0] and last.kind == "pow" and last.children[0] == number(10)
         if not scientific and sum(plain) + sum(map(_is_plain_power, node.children)) > 1:
             return True
-    elif (node.kind == "add" and sum(plain) > 1) or (node.kind in ("binomial", "function") and all(plain) and len(plain) > 1):
+    elif (node.kind == "add" and sum(plain) > 1) or (node.kind == "binomial" and all(plain)):
         return True
     return any(has_unevaluated_operation(child) for child in node.children)
+
+
+def is_whole(node: Node) -> bool:
+    """Whether the tree is an integer as written."""
+    return node.kind == "number" and isinstance(node.value, int)
 
 
 def _is_plain_power(node: Node) -> bool:

@@ -56,6 +56,7 @@ _OVERLINED = re.compile("((?:[0-9]\u0305)+)|([0-9])\u0307")
 
 _THIN_GROUPS = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|\\!,|,\\!|~)(?=[0-9]{3}(?![0-9]))")
 _SPACED_GROUPS = re.compile(r"(?<![0-9.,/^_{a-zA-Z])([0-9]{1,3})((?: [0-9]{3})++)(?![0-9/]| *[/])")
+_ROW_SPACING = re.compile(r"\\\\\[[^\]\[]{0,12}\]")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _CURRENCY_DOLLAR = re.compile(r"\$(?=\s?-?[0-9.])")
 _TRAILING = " \t\r\n.,;!:"
@@ -84,6 +85,7 @@ def clean(text: str) -> str:
     if "$" in text:
         text = _remove_math_dollars(text)
     if "\\" in text:
+        text = _ROW_SPACING.sub(r"\\\\ ", text)
         text = _DELIMITERS.sub(" ", text.replace("\\!", "").replace("\\/", ""))
         text = _THIN_GROUPS.sub("", text)
     elif "{,}" in text or "~" in text:

@@ -26,7 +26,7 @@ class Token(NamedTuple):
 
 _TOKEN = re.compile(
     r"""(?P<space>(?:\s|~|\\[\s,;:!>]|\\q?quad\b)+)
-      | (?P<number>[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)
+      | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][+-]?[0-9]+(?![0-9A-Za-z.])|[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)
       | (?P<command>\\(?:[A-Za-z]+|.))
       | (?P<word>[A-Za-z]+)
       | (?P<sign>\*\*|<=|>=|!=|==|\.\.\.|.)""",
@@ -188,7 +188,7 @@ def tokenize(text: str) -> list[Token]:
                 kind, name = "sign", _SIGN_COMMANDS[name]
             lexeme = name
         elif kind == "word":
-            if depth_of_text or text_opens:
+            if (depth_of_text or text_opens) and lexeme not in ("e", "i"):
                 kind = "text"
         elif "," in lexeme:
             if bracket_depth > 0 and not commas_are_spaced:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from veritune.grading.tokens import Token
-from veritune.grading.vocabulary import UNIT_LETTERS, UNIT_STOP_WORDS, UNIT_SYNONYMS
+from veritune.grading.vocabulary import SPEEDS, UNIT_LETTERS, UNIT_STOP_WORDS, UNIT_SYNONYMS
 
 MAX_UNIT_WORDS = 8
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -28,6 +28,8 @@ NO_UNIT = Unit()
 PERCENT = Unit(frozenset({("percent", 1)}))
 DEGREE = Unit(frozenset({("degree", 1)}))
 CURRENCY_SIGNS = {"$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee", "¢": "cent"}
+
+CURRENCY_CODES = {"rs": "rupee", "inr": "rupee", "usd": "dollar", "eur": "euro", "gbp": "pound sterling"}
 
 
 def same_unit(first: Unit, second: Unit, ignore_missing: bool) -> bool:
@@ -74,7 +76,9 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
             else:
                 symbol = _symbol(token, tokens[:position])
                 exponent, position = _exponent(tokens, position)
-                if symbol:
+                if symbol in SPEEDS:
+                    dimensions |= {SPEEDS[symbol]: 1, "h": -1}
+                elif symbol:
                     dimensions[symbol] = dimensions.get(symbol, 0) + direction * power * exponent
                 elif exponent != 1:
                     return None

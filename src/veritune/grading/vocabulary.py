@@ -20,9 +20,14 @@ GREEK_LETTERS = words(
     "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
 )
 
+CONSTANT_WORDS = words("pi infinity inf oo infty")
+
+NAMES = FUNCTIONS | GREEK_LETTERS | CONSTANT_WORDS
+"""Runs of letters that mathematics reads as one name."""
+
 LETTER_WORDS = words(
     "am an as at be by do go he hi if in is it me my no of oh ok on or so to up us we and not odd yes red add ace any "
-    "all for how low now own act arc bet dot ego fly mm cm km kg mg ml mi ft yd lb oz hr pm mph kph rpm sec min rad "
+    "all for how low now own act arc bet dot ego fly mm cm km kg mg ml mi ft yd lb oz hr pm sq cu cc mph kph rpm sec min rad "
     "per sum god dog cat bit men two six ten one the set one new log"
 )
 """Short words that are never a product of variables."""
@@ -101,7 +106,7 @@ BLOCKERS = words(
     false untrue impossible invalid except excluding besides without other another different instead
     maybe perhaps possibly probably likely unlikely presumably apparently seems seem appears appear guess guessing think
     believe suppose assume assuming assumed supposing suspect could might may would should unsure uncertain unclear
-    unknown sure confident hopefully either or whether
+    unknown sure confident hopefully either whether
     about around approximately approx roughly nearly almost close near circa estimated estimate estimates approximate
     least most more less fewer greater larger smaller bigger higher lower above below under over up beyond exceed exceeds
     exceeding between within bound bounded limit upper until till through range ranging minimum maximum
@@ -112,7 +117,7 @@ BLOCKERS = words(
     cubed square-root root power raised factorial choose mod modulo negative twice double doubled triple tripled half halves
     third thirds quarter quarters percent-of multiple multiples factor factors divisible divides divisor remainder
     hundred thousand million billion trillion dozen dozens pi sqrt ish something than but however though although
-    first second initially before after originally starts started begins began was-wrong versus vs against than
+    first initially before after originally starts started begins began was-wrong versus vs against than
     infinity infinite
     """
 )
@@ -168,8 +173,11 @@ UNIT_SYNONYMS = {
         "V": "volt volts",
     }.items()
     for name in names.split()
-} | {"mph": "mph", "kph": "kph"}
+} | {"mph": "mph", "kph": "kph", "kmh": "kph", "kmph": "kph"}
 """Spelling -> symbol. Two answers with different symbols are different answers."""
+
+SPEEDS = {"mph": "mile", "kph": "km"}
+"""Abbreviations of a distance per hour."""
 
 UNIT_LETTERS = words("m g s h L V W J N K")
 """Single letters that are a unit when they stand apart after a number."""

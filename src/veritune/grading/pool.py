@@ -1,0 +1,274 @@
+"""A pool of grading processes that can be killed: per-answer time and memory limits for graders that one can't trust.
+
+Cheap answers are settled here, without a process. The rest go to workers, one answer at a time each; an answer that is slow
+never holds up the others, because further workers are started while it runs (up to `max_workers`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from veritune.errors import ConfigError
+from veritune.grading.worker import load_grader
+from veritune.types import Score
+
+_SLOW_SECONDS = 0.05
+"""A worker that needs longer than this for its answer is taken to be stuck, and another is started beside it."""
+_GRACE_SECONDS = 0.5
+"""How long after its limit a worker that its own alarm has not ended is killed."""
+_START_SECONDS = 30.0
+"""How long a worker may take to start."""
+_PROGRAM = "from veritune.grading.worker import main; main()"
+_MAX_ATTEMPTS = 2
+"""A worker that dies within its limit may have been killed by someone else: its answer is tried once more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A process and the answer that it is grading."""
+
+    process: subprocess.Popen[bytes]
+    job: int | None = None
+    since: float = 0.0
+    received: bytearray = field(default_factory=bytearray)
+    ready: bool = False
+    """Whether its program has started; only then does the time of its answer run."""
+
+
+class GradingPool:
+    """Scores (response, ground truth) pairs in processes that are killed at a limit.
+
+    `grader` and `settle` are dotted names, `package.module:function`. `grader(response, ground_truth) -> Score` runs in
+    the workers. `settle(response, ground_truth) -> Score | None` runs here and must be cheap for every input; None sends
+    the answer to a worker. Pairs must be JSON: strings, numbers and lists.
+
+    An answer past `seconds_per_answer` scores 0 with the rule "timeout" and is counted in `grader_timeouts`; one whose
+    worker dies twice scores 0 with the rule "worker died". The pool may be used from several threads, and after a fork
+    the child starts workers of its own. Use it as a context manager, or `close()` it; it also closes with the interpreter.
+    """
+
+    def __init__(
+        self,
+        grader: str = "veritune.grading.rewards:r1_zero_score",
+        settle: str | None = "veritune.grading.rewards:settle_r1_zero",
+        workers: int = 2,
+        max_workers: int = 16,
+        seconds_per_answer: float = 2.0,
+        memory_bytes: int = 1 << 30,
+    ) -> None:
+        if not 1 <= workers <= max_workers:
+            raise ConfigError(f"workers is {workers}; it must lie between 1 and max_workers ({max_workers})")
+        if not seconds_per_answer > 0:
+            raise ConfigError(f"seconds_per_answer is {seconds_per_answer}; it must be positive")
+        if memory_bytes < 1 << 26:
+            raise ConfigError(f"memory_bytes is {memory_bytes}; it must be at least 64 MiB ({1 << 26})")
+        load_grader(grader)  # a wrong name fails here and not in every worker
+        self._grader = grader
+        self._settle: Callable[[str, Any], Score | None] | None = load_grader(settle) if settle else None
+        self._workers_wanted = workers
+        self._max_workers = max_workers
+        self._seconds = seconds_per_answer
+        self._memory_bytes = memory_bytes
+        self.grader_timeouts = 0
+        """Answers that ran past their limit, over the life of the pool."""
+        self._workers: list[_Worker] = []
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _end, self._workers, self._owner)
+
+    def __enter__(self) -> GradingPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers; calling it twice is harmless."""
+        self._closed = True
+        _end(self._workers, self._owner)
+
+    def score(self, pairs: Sequence[tuple[str, Any]]) -> list[Score]:
+        """The Scores of (response, ground truth) pairs, in their order."""
+        if self._closed:
+            raise ConfigError("this GradingPool is closed; make a new one")
+        scores: list[Score | None] = [
+            self._settle(response, ground_truth) if self._settle else None for response, ground_truth in pairs
+        ]
+        waiting = deque(index for index, score in enumerate(scores) if score is None)
+        if waiting:
+            self._adopt_after_fork()
+            with self._lock:
+                try:
+                    self._run(pairs, scores, waiting)
+                except BaseException:  # Ctrl-C in the middle: answers under way must not meet the next batch
+                    _end(self._workers, self._owner)
+                    raise
+        return [score for score in scores if score is not None]
+
+    def _adopt_after_fork(self) -> None:
+        """A forked child leaves its parent's workers alone: it shares their pipes, so it must only close its own ends."""
+        if self._owner == os.getpid():
+            return
+        for worker in self._workers:
+            for pipe in (worker.process.stdin, worker.process.stdout):
+                if pipe is not None:
+                    os.close(pipe.fileno())
+            worker.process.returncode = 0
+        self._inherited = self._workers  # kept, so that no finaliser touches the closed pipes' numbers
+        self._workers = []
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, self._workers, self._owner)
+
+    # One batch -------------------------------------------------------------------------------------------------
+
+    def _run(self, pairs: Sequence[tuple[str, Any]], scores: list[Score | None], waiting: deque[int]) -> None:
+        attempts = dict.fromkeys(waiting, 0)
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                selector.register(_output(worker), selectors.EVENT_READ, worker)
+            while waiting or any(worker.job is not None for worker in self._workers):
+                self._hand_out(pairs, waiting, attempts, selector)
+                for key, _ in selector.select(timeout=_SLOW_SECONDS):
+                    self._receive(key.data, scores, waiting, attempts, selector)
+                self._kill_overdue(scores, selector)
+
+    def _hand_out(
+        self,
+        pairs: Sequence[tuple[str, Any]],
+        waiting: deque[int],
+        attempts: dict[int, int],
+        selector: selectors.BaseSelector,
+    ) -> None:
+        now = time.monotonic()
+        idle = [worker for worker in self._workers if worker.job is None]
+        stuck = sum(worker.job is not None and worker.ready and now - worker.since > _SLOW_SECONDS for worker in self._workers)
+        wanted = min(self._workers_wanted + 2 * stuck, self._max_workers, len(self._workers) + len(waiting))
+        while len(self._workers) < wanted and len(idle) < len(waiting):
+            worker = self._start()
+            idle.append(worker)
+            selector.register(_output(worker), selectors.EVENT_READ, worker)
+        for worker in idle:
+            if not waiting:
+                return
+            job = waiting.popleft()
+            attempts[job] += 1
+            response, ground_truth = pairs[job]
+            worker.job, worker.since = job, time.monotonic()
+            with contextlib.suppress(OSError):  # a worker that has died is found by its end of file
+                stdin = worker.process.stdin
+                assert stdin is not None
+                stdin.write(json.dumps([job, response, ground_truth]).encode() + b"\n")
+                stdin.flush()
+
+    def _receive(
+        self,
+        worker: _Worker,
+        scores: list[Score | None],
+        waiting: deque[int],
+        attempts: dict[int, int],
+        selector: selectors.BaseSelector,
+    ) -> None:
+        data = os.read(_output(worker), 1 << 16)
+        if not data:
+            self._bury(worker, scores, waiting, attempts, selector)
+            return
+        worker.received += data
+        *lines, rest = worker.received.split(b"\n")
+        worker.received = rest
+        for line in lines:
+            job, outcome = json.loads(line)
+            if job is None:
+                worker.ready, worker.since = True, time.monotonic()
+            else:
+                scores[job] = Score(*outcome)
+                worker.job = None
+
+    def _bury(
+        self,
+        worker: _Worker,
+        scores: list[Score | None],
+        waiting: deque[int],
+        attempts: dict[int, int],
+        selector: selectors.BaseSelector,
+    ) -> None:
+        """A worker has ended: by its alarm (its answer is out of time) or for another reason (its answer is tried again)."""
+        selector.unregister(_output(worker))
+        self._workers.remove(worker)
+        _kill(worker)
+        job = worker.job
+        if job is None:
+            return
+        if worker.process.returncode == -signal.SIGALRM:
+            self._time_out(job, scores)
+        elif attempts[job] < _MAX_ATTEMPTS:
+            waiting.appendleft(job)
+        else:
+            scores[job] = Score(0.0, 0.0, 0.0, None, "worker died")
+
+    def _kill_overdue(self, scores: list[Score | None], selector: selectors.BaseSelector) -> None:
+        now = time.monotonic()
+        for worker in list(self._workers):
+            limit = self._seconds + _GRACE_SECONDS if worker.ready else _START_SECONDS
+            if worker.job is None or now - worker.since <= limit:
+                continue
+            selector.unregister(_output(worker))
+            self._workers.remove(worker)
+            _kill(worker)
+            self._time_out(worker.job, scores)
+
+    def _time_out(self, job: int, scores: list[Score | None]) -> None:
+        self.grader_timeouts += 1
+        scores[job] = Score(0.0, 0.0, 0.0, None, "timeout", self._seconds)
+
+    def _start(self) -> _Worker:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, self._grader, str(self._seconds), str(self._memory_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches this process only, which then ends its workers
+        )
+        worker = _Worker(process)
+        self._workers.append(worker)
+        return worker
+
+
+def _output(worker: _Worker) -> int:
+    assert worker.process.stdout is not None
+    return worker.process.stdout.fileno()
+
+
+def _kill(worker: _Worker) -> None:
+    worker.process.kill()
+    for pipe in (worker.process.stdin, worker.process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    worker.process.wait()
+
+
+def _end(workers: list[_Worker], owner: int) -> None:
+    """Kill all workers; only in the process that started them."""
+    if os.getpid() != owner:
+        return
+    while workers:
+        _kill(workers.pop())

@@ -1,0 +1,71 @@
+"""The program that a pool's worker process runs: JSON lines in, JSON lines out, one answer at a time.
+
+The kernel ends it at an answer's time limit: the alarm signal keeps its default action, which works even inside one long
+C call. It ends itself when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+Grader = Callable[[str, Any], Any]
+
+
+def load_grader(dotted_name: str) -> Grader:
+    """The function `package.module:name`."""
+    module, _, name = dotted_name.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def serve(grader: Grader, seconds_per_answer: float, requests: BinaryIO, replies: BinaryIO) -> None:
+    """Say that the worker is ready, then grade every request until the input ends or the parent is gone."""
+    parent = os.getppid()
+    _reply(replies, None, None)
+    while True:
+        while not select.select([requests], [], [], 1.0)[0]:
+            if os.getppid() != parent:
+                return
+        line = requests.readline()
+        if not line:
+            return
+        number, response, ground_truth = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, seconds_per_answer)
+        outcome = _grade(grader, response, ground_truth)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        _reply(replies, number, outcome)
+
+
+def _reply(replies: BinaryIO, number: int | None, outcome: list[Any] | None) -> None:
+    replies.write(json.dumps([number, outcome]).encode() + b"\n")
+    replies.flush()
+
+
+def _grade(grader: Grader, response: str, ground_truth: Any) -> list[Any]:
+    try:
+        score = grader(response, ground_truth)
+    except Exception as error:  # a grader must never end a run: its failure is a score of 0 that says why
+        return [0.0, 0.0, 0.0, None, f"grader failed: {type(error).__name__}", 0.0]
+    return [score.reward, score.format_reward, score.answer_reward, score.extracted, score.rule, score.seconds]
+
+
+def main() -> None:
+    """Arguments: the grader's dotted name, the seconds per answer, the memory limit in bytes."""
+    grader_name, seconds, memory_bytes = sys.argv[1:4]
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends its workers itself
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    grader = load_grader(grader_name)
+    # Unbuffered input: select() must see every line that has not been read.
+    with os.fdopen(0, "rb", buffering=0) as requests, os.fdopen(os.dup(1), "wb") as replies:
+        os.dup2(2, 1)  # what a grader prints is no reply
+        serve(grader, float(seconds), requests, replies)
+
