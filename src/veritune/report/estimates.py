@@ -1,4 +1,4 @@
-"""Numbers with their 95% intervals."""
+"""Numbers with their 95% intervals, and times in a unit that suits them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+NOTHING = "–"
+"""What stands where there is no number."""
 NORMAL_QUANTILE = 1.959964
 STUDENT_QUANTILES = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -61,3 +63,18 @@ def change(before: Estimate, after: Estimate) -> Estimate:
         difference - math.hypot(after.value - after_low, before_high - before.value),
         difference + math.hypot(after_high - after.value, before.value - before_low),
     )
+
+
+def time_scale(seconds: float) -> tuple[float, str]:
+    """The unit to show times up to `seconds` in: how many seconds it has, and its name."""
+    if seconds < 180:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def duration(seconds: float | None) -> str:
+    """A time in the unit that suits it."""
+    if seconds is None:
+        return NOTHING
+    size, name = time_scale(seconds)
+    return f"{seconds / size:.0f} {name}" if size == 1 else f"{seconds / size:.1f} {name}"

@@ -17,14 +17,13 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
 from veritune.report.collect import Curve, Run, Setting, curve
-
-Scale = tuple[float, str]
+from veritune.report.estimates import time_scale
 
 COLOURS = ("#1f4e79", "#d9822b", "#3d8f7c", "#a63d57", "#7a6bb0", "#8a8f45", "#5aa2d6", "#6e6e6e")
 """Distinct to colour-blind readers; the first three also differ in lightness, for grey prints."""
 DASHES = ("solid", (0, (5, 1.5)), (0, (1, 1.2)))
 """Line styles once the colours are used up."""
-STYLE = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
@@ -231,13 +230,6 @@ def _limit(quantity: Quantity, runs: Sequence[Run], largest: float) -> tuple[flo
     if values or not isinstance(value, (int, float)) or value > 1.5 * largest:
         return None
     return float(value), f"{label} {value:g}" if label != key else f"{key} = {value:g}"
-
-
-def time_scale(seconds: float) -> Scale:
-    """The unit to show times up to `seconds` in: (seconds of one unit, its name)."""
-    if seconds < 180:
-        return 1.0, "seconds"
-    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
 # --- How it is drawn ---------------------------------------------------------------------------------------------

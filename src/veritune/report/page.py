@@ -14,6 +14,7 @@ from veritune import __version__
 from veritune.errors import CheckpointError, ConfigError
 from veritune.report import tables
 from veritune.report.collect import Run, Setting, collect_settings, setting_estimate
+from veritune.report.estimates import NOTHING, duration
 from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible
 from veritune.report.figures import Panel, make_panels, render
 from veritune.report.remarks import best_setting, run_remarks, setting_remarks
@@ -102,10 +103,10 @@ def headline(settings: Sequence[Setting]) -> dict[str, str] | None:
     return {
         "before": before[0],
         "before_interval": before[2],
-        "after": after[0] if after[0] != tables.NOTHING else "",
+        "after": after[0] if after[0] != NOTHING else "",
         "after_interval": after[2],
         "steps": str(run.last_step),
-        "time": tables.duration(run.seconds),
+        "time": duration(run.seconds),
     }
 
 

@@ -18,10 +18,7 @@ from veritune.report.collect import (
     shown_value,
     validation_metrics,
 )
-from veritune.report.estimates import Estimate, change, mean_estimate
-from veritune.report.figures import time_scale
-
-NOTHING = "–"
+from veritune.report.estimates import NOTHING, Estimate, change, duration, mean_estimate
 
 
 @dataclass(frozen=True)
@@ -72,14 +69,6 @@ def written(each: Estimate | None, measure: Measure, *, signed: bool = False) ->
     unit = "" if not measure.share else " points" if signed else "%"
     interval = "" if each.low is None or each.high is None else f" [{one(each.low)}, {one(each.high)}]"
     return one(each.value) + unit + interval
-
-
-def duration(seconds: float | None) -> str:
-    """A time in the unit that suits it."""
-    if seconds is None:
-        return NOTHING
-    size, name = time_scale(seconds)
-    return f"{seconds / size:.0f} {name}" if size == 1 else f"{seconds / size:.1f} {name}"
 
 
 # --- Results -----------------------------------------------------------------------------------------------------
