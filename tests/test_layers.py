@@ -20,14 +20,14 @@ LAYERS = {
     2: ["primitives", "grading", "runs", "configs", "prompts", "assets", "policies"],
     3: ["tasks", "engines", "trackers"],
     4: ["countdown", "evaluate", "training"],
-    5: ["recipes", "discovery", "report", "display"],
-    6: ["launch"],
+    5: ["recipes", "discovery", "report"],
+    6: ["launch", "display"],
     7: ["experiments", "commands"],
     8: ["cli"],
 }
 TORCH_FREE = {
     *("errors", "types", "randomness", "configs", "prompts", "runs"),
-    *("grading", "tasks", "discovery", "report", "display", "cli"),
+    *("grading", "tasks", "evaluate", "discovery", "report", "display", "cli"),
 }
 INDEPENDENT = {"tasks", "engines", "recipes"}
 """Packages whose modules never import one another; only the package's own `__init__` imports them."""
