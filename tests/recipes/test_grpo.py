@@ -1,0 +1,239 @@
+"""GRPO end to end on a policy with random weights: gradients, resume and refused steps."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from veritune.engines.native import NativeEngine
+from veritune.errors import DataError, EngineError, TrainingError
+from veritune.policies import Policy, load_policy
+from veritune.recipes import grpo
+from veritune.recipes.grpo import GRPOConfig, accumulate_gradient, score_rollouts
+from veritune.runs import RunFolder
+from veritune.types import Completion, Example, Rollout, Score
+
+VOLATILE = ("seconds", "per_second")
+
+
+class VowelTask:
+    """Pays the share of vowels in a response: a reward that a random policy gets in different amounts."""
+
+    name = "vowels"
+    stop = ("z",)
+
+    def examples(self, split):
+        return [Example(f"{split}-{index}", f"{split} {index}: ", "aeiou") for index in range(12)]
+
+    def prompt(self, example):
+        return example.question
+
+    def reward(self, response_text, ground_truth):
+        share = sum(response_text.count(vowel) for vowel in ground_truth) / max(len(response_text), 1)
+        return Score(reward=share, format_reward=1.0, answer_reward=float(share > 0.2))
+
+
+SMALL = GRPOConfig(
+    steps=4,
+    rollout_batch_size=16,
+    group_size=4,
+    train_batch_size=16,
+    max_tokens=12,
+    validation_examples=6,
+    validate_every=2,
+    checkpoint_every=2,
+    learning_rate=1e-3,
+)
+
+
+def fresh(policy):
+    return dataclasses.replace(policy, model=copy.deepcopy(policy.model))
+
+
+def follow(config, policy, folder, checkpoint=None, listen=lambda row: None):
+    torch.manual_seed(12345)  # nothing may depend on the global generator
+    grpo.run(config, policy, VowelTask(), NativeEngine(policy), folder, checkpoint=checkpoint, listen=listen)
+
+
+def steady(rows):
+    return [{k: v for k, v in row.items() if not any(mark in k for mark in VOLATILE)} for row in rows]
+
+
+def weights(folder, step):
+    return load_file(folder / "checkpoints" / f"step-{step:06d}" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss_type": "grpo_clip", "train_batch_size": 8, "epochs_per_rollout_batch": 2},
+        {"loss_type": "grpo_no_clip", "train_batch_size": 4, "length_normalization": "constant"},
+        {"loss_type": "no_baseline", "normalize_by_std": False, "length_normalization": "token"},
+    ],
+    ids=lambda changes: changes.get("loss_type", "reinforce_with_baseline"),
+)
+def test_a_run_that_is_stopped_and_resumed_is_the_run_that_was_not(random_policy, tmp_path, changes):
+    config = dataclasses.replace(SMALL, **changes)
+    whole = RunFolder.create(tmp_path / "whole", "", {})
+    follow(config, fresh(random_policy), whole)
+    assert [row["step"] for row in whole.metrics()] == [0, 1, 2, 3, 4]
+
+    class Killed(BaseException):
+        pass
+
+    def kill(row):
+        if row["step"] == 3:
+            raise Killed
+
+    part = RunFolder.create(tmp_path / "part", "", {})
+    with pytest.raises(Killed):
+        follow(config, fresh(random_policy), part, listen=kill)
+    checkpoint = part.latest_checkpoint(pytest.fail)
+    assert checkpoint.step == 2
+    part.forget_after(checkpoint.step)
+    follow(config, load_policy(str(checkpoint.folder)), part, checkpoint)
+
+    assert steady(part.metrics()) == steady(whole.metrics())
+    ours, theirs = weights(part.path, 4), weights(whole.path, 4)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    initial = dict(random_policy.model.named_parameters())
+    assert any(not torch.equal(ours[name], initial[name]) for name in ours)
+
+
+def test_the_run_folder_holds_every_group_with_its_numbers(random_policy, tmp_path):
+    run = RunFolder.create(tmp_path / "run", "", {})
+    follow(SMALL, fresh(random_policy), run)
+    rows = run.read_rows("rollouts", 1)
+    assert len(rows) == 16 and len({row["id"] for row in rows}) == 4
+    for start in range(0, 16, 4):
+        group = rows[start : start + 4]
+        assert len({row["id"] for row in group}) == 1
+        rewards = [row["score"]["reward"] for row in group]
+        mean = sum(rewards) / 4
+        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / 3)
+        for row, reward in zip(group, rewards, strict=True):
+            assert row["advantage"] == pytest.approx((reward - mean) / (deviation + 1e-6), abs=1e-4)
+            assert len(row["response_ids"]) == len(row["logprobs"]) <= 12
+    metrics = run.metrics()[1]
+    assert metrics["reward"] == pytest.approx(sum(row["score"]["reward"] for row in rows) / 16)
+    assert metrics["mismatch_kl"] == pytest.approx(0, abs=1e-7)
+    assert run.steps("validation") == [0, 2, 4]
+
+
+def rollouts_with(policy, rewards):
+    generator = torch.Generator().manual_seed(0)
+    size = policy.model.config.vocab_size
+    rollouts = []
+    for index, advantage in enumerate(rewards):
+        ids = torch.randint(0, size, (3 + 2 * index,), generator=generator).tolist()
+        completion = Completion((5, 6, 7), tuple(ids), "", tuple(-0.5 for _ in ids), "eos", 0)
+        rollouts.append(Rollout(Example("", "", ""), completion, Score(advantage, 1.0, 0.0), advantage))
+    return rollouts
+
+
+def loss_by_hand(policy, rollouts, old=None, cliprange=0.2, divisor=None):
+    """One sequence at a time, in double precision, from whole logits."""
+    model = copy.deepcopy(policy.model).double()
+    total = 0
+    for index, rollout in enumerate(rollouts):
+        ids = torch.tensor([[*rollout.completion.prompt_ids, *rollout.completion.ids]])
+        log_probs = model(ids).logits.log_softmax(-1)[0, 2:-1].gather(-1, ids[0, 3:, None])[:, 0]
+        if old is None:
+            terms = -rollout.advantage * log_probs
+        else:
+            ratio = (log_probs - old[index].double()).exp()
+            terms = -torch.minimum(
+                ratio * rollout.advantage, ratio.clamp(1 - cliprange, 1 + cliprange) * rollout.advantage
+            )
+        total = total + terms.sum() / (divisor or len(rollout.completion.ids))
+    total = total / len(rollouts)
+    total.backward()
+    return total.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("microbatch_tokens", [1, 30, 10_000])
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "grpo_clip"])
+def test_the_gradient_is_that_of_the_whole_batch(random_policy, microbatch_tokens, skip, loss_type):
+    policy = fresh(random_policy)
+    rollouts = rollouts_with(policy, [1.5, 0.0, -0.5, 0.0, 0.75])
+    config = dataclasses.replace(
+        SMALL,
+        microbatch_tokens=microbatch_tokens,
+        skip_zero_advantages=skip,
+        loss_type=loss_type,
+        epochs_per_rollout_batch=2,
+    )
+    old = None
+    if loss_type == "grpo_clip":
+        noise = torch.Generator().manual_seed(1)
+        old = [
+            scores + 0.3 * torch.randn(scores.shape, generator=noise)
+            for scores in score_rollouts(config, policy, rollouts)
+        ]
+    metrics = accumulate_gradient(config, policy, rollouts, range(5), old)
+    loss, expected = loss_by_hand(policy, rollouts, old)
+    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.model.parameters()]).double()
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+    assert (gradient - expected).norm() / expected.norm() < 1e-4
+    if old:
+        assert metrics["clip_fraction"] > 0.05
+
+
+def test_constant_normalization_divides_by_the_constant(random_policy):
+    policy = fresh(random_policy)
+    rollouts = rollouts_with(policy, [1.0, -1.0])
+    config = dataclasses.replace(SMALL, length_normalization="constant", normalize_constant=50.0)
+    metrics = accumulate_gradient(config, policy, rollouts, range(2), None)
+    assert metrics["loss"] == pytest.approx(loss_by_hand(policy, rollouts, divisor=50)[0], rel=1e-4)
+
+
+def test_a_batch_without_any_advantage_still_moves_by_momentum_alone(random_policy):
+    policy = fresh(random_policy)
+    metrics = accumulate_gradient(SMALL, policy, rollouts_with(policy, [0.0, 0.0]), range(2), None)
+    assert metrics["loss"] == 0
+    assert all(parameter.grad.count_nonzero() == 0 for parameter in policy.model.parameters())
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(random_policy, tmp_path, monkeypatch):
+    run = RunFolder.create(tmp_path / "run", "", {})
+    real = VowelTask.reward
+
+    def poisoned(self, text, truth):
+        score = real(self, text, truth)
+        return dataclasses.replace(score, reward=math.nan) if run.checkpoint_steps() == [2] else score
+
+    monkeypatch.setattr(VowelTask, "reward", poisoned)
+    with pytest.raises(TrainingError, match=r"step 3 was refused.*loss is nan.*refused.*checkpoint is intact"):
+        follow(SMALL, fresh(random_policy), run)
+    assert len(run.read_rows("refused", 3)) == 16
+    assert run.latest_checkpoint(pytest.fail).step == 2
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2]
+
+
+def test_an_engine_that_serves_other_weights_is_not_trained_on(random_policy, tmp_path):
+    class Stale(NativeEngine):
+        def load_weights(self, model, version):
+            super().load_weights(model, min(version, 1))
+
+    policy = fresh(random_policy)
+    run = RunFolder.create(tmp_path / "run", "", {})
+    with pytest.raises(EngineError, match="asked for completions of weights version 2"):
+        grpo.run(dataclasses.replace(SMALL, validate_every=99), policy, VowelTask(), Stale(policy), run)
+
+
+def test_a_task_without_problems_is_refused(random_policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(VowelTask, "examples", lambda self, split: [])
+    run = RunFolder.create(tmp_path / "run", "", {})
+    with pytest.raises(DataError, match="vowels has no training examples"):
+        follow(SMALL, fresh(random_policy), run)
+
+
+def test_policy_is_left_in_evaluation_mode(random_policy, tmp_path):
+    policy: Policy = fresh(random_policy)
+    follow(dataclasses.replace(SMALL, steps=1), policy, RunFolder.create(tmp_path / "run", "", {}))
+    assert not policy.model.training
