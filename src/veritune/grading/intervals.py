@@ -58,8 +58,8 @@ def _piece(low: Node, high: Node, low_closed: bool, high_closed: bool) -> Piece 
     return Piece(
         MINUS_INFINITY if low_value == float("-inf") else low,
         INFINITY if high_value == float("inf") else high,
-        low_closed and low_value != float("-inf"),
-        high_closed and high_value != float("inf"),
+        low_closed,
+        high_closed,
         low_value,
         high_value,
     )

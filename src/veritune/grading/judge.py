@@ -122,7 +122,7 @@ def _chosen_letter(text: str) -> str | None:
     if match is None:
         return None
     rest = match[2] or ""
-    if len(rest) > 120 or _SEVERAL_CHOICES.search(rest):
+    if len(rest) > 120 or rest[:1] in tuple(",;/&|+") or _SEVERAL_CHOICES.search(rest):
         return ""
     return match[1].upper()
 

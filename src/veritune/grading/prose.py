@@ -92,13 +92,16 @@ def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
         raise UnreadableError("a long sentence")
     if start == 0 and limit < len(tokens):
         start = _skip_nouns(tokens, limit)
-    while start < len(tokens) and (
-        tokens[start].text.lower() in FILLERS or tokens[start].text in (":", "=") or tokens[start].text.lower() in COPULAS
-    ):
+    while start < len(tokens) and _is_filler(tokens, start):
         start += 1
-    if 0 < start < len(tokens) and tokens[start - 1].text == "a" and len(tokens) - start == 0:
-        return tokens
     return tokens[start:] if start < len(tokens) else tokens
+
+
+def _is_filler(tokens: Sequence[Token], index: int) -> bool:
+    text = tokens[index].text.lower()
+    if text == "a" and not (index + 1 < len(tokens) and is_wordy(tokens, index + 1)):
+        return False  # the variable
+    return text in FILLERS or text in COPULAS
 
 
 def _first_number(tokens: Sequence[Token]) -> int:

@@ -19,7 +19,7 @@ from veritune.grading.parser import parse
 from veritune.grading.prose import is_hedged, is_wordy, number_words, sentence_value, text_of
 from veritune.grading.surface import clean
 from veritune.grading.tokens import Token, tokenize
-from veritune.grading.vocabulary import FUNCTIONS
+from veritune.grading.vocabulary import BLOCKERS, FUNCTIONS
 from veritune.grading.units import CURRENCY_CODES, CURRENCY_SIGNS, DEGREE, NO_UNIT, PERCENT, Unit, currency, is_unit_letter, read_unit
 
 MAX_ITEMS = 64
@@ -60,7 +60,7 @@ def read(text: str, sentences: bool = True) -> Reading:
     if len(text) > MAX_CHARACTERS:
         return Reading("words", words=text.strip())
     plain = clean(text)
-    special = _read_special(plain)
+    special = _read_special(plain) or (_read_special(_after_is(plain)) if sentences and " " in plain else None)
     if special is not None:
         return special
     try:
@@ -97,6 +97,17 @@ def _read_special(plain: str) -> Reading | None:
     return None
 
 
+def _after_is(plain: str) -> str:
+    """What follows `is` or a colon in a sentence whose beginning is harmless, else nothing."""
+    beginning, separator, rest = plain.partition(" is ")
+    if not separator:
+        beginning, separator, rest = plain.partition(": ")
+    words = beginning.replace(",", " ").lower().split()
+    if len(words) > 12 or not all(word.isalpha() and word not in BLOCKERS for word in words):
+        return ""
+    return rest.removeprefix(": ").strip()
+
+
 def _read_numeral(plain: str) -> Reading | None:
     match = _BASE.fullmatch(without_markup(plain))
     if match is None or not any(character.isdigit() for character in match[1]):
@@ -113,10 +124,11 @@ def _read_tokens(tokens: Sequence[Token], sentences: bool) -> Reading:
     if not any(token.kind == "text" or is_wordy(tokens, index) for index, token in enumerate(tokens)):
         return _read_list(tokens)
     tokens = number_words(tokens)
-    if is_hedged(tokens):
+    value = sentence_value(tokens) if sentences else tokens
+    one_word = len(value) == 1 and value[0].kind in ("word", "text")  # `The answer is no` hedges nothing
+    if is_hedged(tokens[: len(tokens) - len(value)] if one_word else tokens):
         return Reading("words", words=text_of(tokens))
-    if sentences:
-        tokens = sentence_value(tokens)
+    tokens = value
     return _read_list(tokens)
 
 

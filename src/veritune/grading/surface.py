@@ -58,8 +58,8 @@ _THIN_GROUPS = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|\\!,|,\\!|~)(?=[0-9]{3}
 _SPACED_GROUPS = re.compile(r"(?<![0-9.,/^_{a-zA-Z])([0-9]{1,3})((?: [0-9]{3})++)(?![0-9/]| *[/])")
 _ROW_SPACING = re.compile(r"\\\\\[[^\]\[]{0,12}\]")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
-_CURRENCY_DOLLAR = re.compile(r"\$(?=\s?-?[0-9.])")
-_TRAILING = " \t\r\n.,;!:"
+_CURRENCY_DOLLAR = re.compile(r"\$(?=\s?-?\.?[0-9])")
+_TRAILING = " \t\r\n.,;:"
 _WRAPPERS = ("\\boxed{", "\\fbox{", "\\mathrm{", "\\mathbf{", "\\displaystyle{", "\\ensuremath{", "\\underline{")
 
 
@@ -112,10 +112,8 @@ def _peel(text: str) -> str:
     for _ in range(8):
         before = text
         text = text.strip().lstrip("=").strip()
-        if not text.endswith(("...", "!")):
+        if not text.endswith("..."):
             text = text.rstrip(_TRAILING)
-        elif text.endswith("!") and not text.endswith(("...",)):
-            pass
         if text.endswith("\\"):
             text = text[:-1]
         for wrapper in _WRAPPERS:
