@@ -112,7 +112,10 @@ class Curve:
     """Mean of the runs' seconds at that step."""
     mean: tuple[float, ...]
     low: tuple[float, ...]
-    """Of one run, the lower end of the row's 95% interval where it has one; of several, the lowest run."""
+    """Of one run's validation, the lower end of its 95% interval where it has one; of several runs, the lowest.
+
+    Rollouts have no interval here: siblings are alike, so one that takes them as independent would be too narrow.
+    """
     high: tuple[float, ...]
     complete: int
     """How many entries come before the first of the runs ends."""
@@ -244,7 +247,9 @@ def curve(runs: Sequence[Run], metric: str) -> Curve:
     steps = tuple(sorted(found))
     several = len(runs) > 1
     values = [[each.value for each, _ in found[step]] for step in steps]
-    intervals = [found[step][0][0].interval for step in steps]
+    firsts = [found[step][0][0] for step in steps]
+    with_interval = metric.startswith("validation_")
+    intervals = [each.interval if with_interval else (each.value, each.value) for each in firsts]
     return Curve(
         steps=steps,
         seconds=tuple(_mean_seconds(found[step]) for step in steps),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
 from veritune.report.collect import Curve, Run, Setting, curve
@@ -21,6 +22,7 @@ from veritune.report.estimates import time_scale
 
 COLOURS = ("#1f4e79", "#d9822b", "#3d8f7c", "#a63d57", "#7a6bb0", "#8a8f45", "#5aa2d6", "#6e6e6e")
 """Distinct to colour-blind readers; the first three also differ in lightness, for grey prints."""
+QUIET_COLOUR = "#a9afb5"
 DASHES = ("solid", (0, (5, 1.5)), (0, (1, 1.2)))
 """Line styles once the colours are used up."""
 STYLE: Any = {
@@ -57,9 +59,10 @@ STYLE: Any = {
 }
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_PER_INCH = 3.9, 2.75, 160
 LEGEND_ROW_INCHES = 0.17
-PALETTE_COLOURS = 128
 LEGEND_LINE_CHARACTERS = 52
 MOST_MARKED_POINTS = 25
+MOST_POINTS = 250
+"""A line of more steps is drawn as means of consecutive steps."""
 LOG_SCALE_ABOVE = 30.0
 """A positive quantity whose largest value is this many times its median is drawn on a logarithmic axis."""
 
@@ -78,6 +81,8 @@ class Quantity:
     limit: tuple[str, str] | None = None
     """A setting that bounds the quantity, and what to call it."""
     only_if_nonzero: bool = False
+    quiet: tuple[str, ...] = ()
+    """Labels of metrics that stand in the background."""
 
 
 ACCURACY = Quantity(
@@ -86,6 +91,14 @@ ACCURACY = Quantity(
     "problems solved (%)",
     (("validation_accuracy", "held-out problems"), ("accuracy", "training rollouts")),
     share=True,
+    against_time=True,
+    quiet=("training rollouts",),
+)
+VALIDATION_REWARD = Quantity(
+    "validation_reward",
+    "Reward on held-out problems",
+    "mean reward per response",
+    (("validation_reward", "total"), ("validation_format_reward", "format")),
     against_time=True,
 )
 REWARD = Quantity(
@@ -97,6 +110,7 @@ REWARD = Quantity(
 )
 QUANTITIES = (
     ACCURACY,
+    VALIDATION_REWARD,
     REWARD,
     Quantity("entropy", "Entropy of the sampling distribution", "nats per token", (("entropy", "training rollouts"),)),
     Quantity(
@@ -147,6 +161,8 @@ class Line:
     low: tuple[float, ...]
     high: tuple[float, ...]
     complete: int
+    quiet: bool = False
+    """Drawn thin and grey behind the others, without its band."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +209,8 @@ def _panels(
 ) -> list[Panel]:
     curves = [(label, each) for label, each in curves if each]
     values = [value for _, each in curves for value in each.mean]
-    if not values or (quantity.only_if_nonzero and not any(values)):
-        return []
+    if all(len(each.steps) < 2 for _, each in curves) or (quantity.only_if_nonzero and not any(values)):
+        return []  # a single point is no course; the tables have its number
     runs = [run for setting in settings for run in setting.runs]
     limit = _limit(quantity, runs, max(high for _, each in curves for high in each.high))
     log = not quantity.share and min(values) > 0 and max(values) > LOG_SCALE_ABOVE * median(values)
@@ -202,22 +218,26 @@ def _panels(
     def panel(suffix: str, x_label: str, lines: list[Line]) -> Panel:
         return Panel(name + suffix, title, x_label, quantity.unit, tuple(lines), quantity.share, log, limit)
 
-    by_step = [
-        Line(label, tuple(map(float, each.steps)), each.mean, each.low, each.high, each.complete)
-        for label, each in curves
-    ]
+    by_step = [_line(quantity, label, tuple(map(float, each.steps)), each) for label, each in curves]
     panels = [panel("_steps" if quantity.against_time else "", "step", by_step)]
-    by_time = [(label, each) for label, each in curves if None not in each.seconds]
-    if quantity.against_time and by_time:
-        divisor, unit = time_scale(max(seconds or 0.0 for _, each in by_time for seconds in each.seconds))
-        lines = [
-            Line(
-                label, tuple((s or 0.0) / divisor for s in each.seconds), each.mean, each.low, each.high, each.complete
-            )
-            for label, each in by_time
-        ]
-        panels.append(panel("_time", f"wall-clock time ({unit})", lines))
+    timed = [(label, each, [x for x in each.seconds if x is not None]) for label, each in curves]
+    timed = [(label, each, seconds) for label, each, seconds in timed if len(seconds) == len(each.steps)]
+    if quantity.against_time and timed:
+        divisor, unit = time_scale(max(max(seconds) for _, _, seconds in timed))
+        by_time = [_line(quantity, label, tuple(x / divisor for x in seconds), each) for label, each, seconds in timed]
+        panels.append(panel("_time", f"wall-clock time ({unit})", by_time))
     return panels
+
+
+def _line(quantity: Quantity, label: str, x: tuple[float, ...], each: Curve) -> Line:
+    block = math.ceil(len(x) / MOST_POINTS)
+    x, mean, low, high = (block_means(values, block) for values in (x, each.mean, each.low, each.high))
+    return Line(label, x, mean, low, high, math.ceil(each.complete / block), quiet=label in quantity.quiet)
+
+
+def block_means(values: Sequence[float], block: int) -> tuple[float, ...]:
+    """Means of `block` consecutive values, the last of what remains: a long run's course without its noise."""
+    return tuple(fmean(values[start : start + block]) for start in range(0, len(values), block))
 
 
 def _limit(quantity: Quantity, runs: Sequence[Run], largest: float) -> tuple[float, str] | None:
@@ -253,34 +273,40 @@ def render(panel: Panel) -> bytes:
             figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.8, columnspacing=1.4)
         drawn = io.BytesIO()
         figure.savefig(drawn, format="png")
-    # A palette holds all that a few lines need, at a third of the bytes.
+    # A palette holds all that a few lines need, at a third of the bytes. The method keeps rare colours, such as the
+    # legend's key of a line that lies beneath another, which a median cut would merge into others.
     small = io.BytesIO()
-    Image.open(drawn).convert("RGB").quantize(PALETTE_COLOURS, dither=Image.Dither.NONE).save(
-        small, "PNG", optimize=True
-    )
+    coloured = Image.open(drawn).convert("RGB")
+    few = coloured.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    few.save(small, "PNG", optimize=True)
     return small.getvalue()
 
 
 def legend_columns(labels: Sequence[str]) -> int:
     """As many columns as fit side by side, at most four."""
     longest = max(len(part) for label in labels for part in label.split("\n"))
-    return max(1, min(len(labels), 4, LEGEND_LINE_CHARACTERS // (longest + 6)))
+    return max(1, min(len(labels), 4, LEGEND_LINE_CHARACTERS // (longest + 5)))
 
 
 def draw(axes: Axes, panel: Panel) -> list[Line2D]:
     """Draw a panel's lines, bands and limit; returns one legend handle a line."""
     handles: list[Line2D] = []
     for index, line in enumerate(panel.lines):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = QUIET_COLOUR if line.quiet else COLOURS[index % len(COLOURS)]
         dashes = DASHES[index // len(COLOURS) % len(DASHES)]
-        marker = "o" if len(line.x) <= MOST_MARKED_POINTS else ""
-        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 3.2, "zorder": 4.0 - index / 100}
-        if line.low != line.high:
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": "o" if len(line.x) <= MOST_MARKED_POINTS else "",
+            "markersize": 3.2,
+            "zorder": 3.0 if line.quiet else 4.0 - index / 100,
+        }
+        if line.quiet:
+            look["linewidth"] = 0.9
+        elif line.low != line.high:
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
-        if len(line.x) == 1:  # an interval of a single point is no band
-            axes.errorbar(
-                line.x, line.y, [[line.y[0] - line.low[0]], [line.high[0] - line.y[0]]], color=colour, capsize=3
-            )
+            if len(line.x) == 1:  # the interval of a single point is no band
+                spread = [[line.y[0] - line.low[0]], [line.high[0] - line.y[0]]]
+                axes.errorbar(line.x, line.y, spread, color=colour, capsize=3)
         (handle,) = axes.plot(line.x[: line.complete], line.y[: line.complete], linestyle=dashes, **look)
         if line.complete < len(line.x):
             rest = slice(max(line.complete - 1, 0), None)
@@ -317,5 +343,5 @@ def _axes_style(axes: Axes, panel: Panel) -> None:
     axes.set_ylim(min(0.0, 1.06 * bottom), min(1.06 * top, 1.02) if panel.share and top <= 1 else 1.08 * top or 1.0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     if panel.share:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=panel.x_label == "step"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}"))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=panel.x_label == "step"))

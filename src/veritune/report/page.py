@@ -14,9 +14,9 @@ from veritune import __version__
 from veritune.errors import CheckpointError, ConfigError
 from veritune.report import tables
 from veritune.report.collect import Run, Setting, collect_settings, setting_estimate
-from veritune.report.estimates import NOTHING, duration
+from veritune.report.estimates import NOTHING
 from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible
-from veritune.report.figures import Panel, make_panels, render
+from veritune.report.figures import MOST_POINTS, Panel, make_panels, render
 from veritune.report.remarks import best_setting, run_remarks, setting_remarks
 
 MOST_PAIRS = 5
@@ -99,14 +99,14 @@ def headline(settings: Sequence[Setting]) -> dict[str, str] | None:
     if row[0] != tables.ACCURACY.label:
         return None
     before, after = (cell.partition(" ") for cell in row[1:3])
-    run = settings[0].runs[0]
+    runs = settings[0].runs
     return {
         "before": before[0],
         "before_interval": before[2],
         "after": after[0] if after[0] != NOTHING else "",
         "after_interval": after[2],
-        "steps": str(run.last_step),
-        "time": duration(run.seconds),
+        "steps": tables.validated_steps(settings[0]),
+        "time": tables.mean_duration(runs),
     }
 
 
@@ -128,9 +128,11 @@ def remark_groups(settings: Sequence[Setting]) -> list[tuple[str, list[str]]]:
 def picture_note(settings: Sequence[Setting]) -> str:
     """What lines and bands mean."""
     most = max(len(setting.runs) for setting in settings)
+    longest = max(len(run.rows) for setting in settings for run in setting.runs)
+    blocks = "" if longest <= MOST_POINTS else f" Lines of over {MOST_POINTS} steps are means of consecutive steps."
     if most == 1:
-        return "Bands are 95% intervals over the held-out problems."
-    return (
+        return "Bands are 95% intervals over the held-out problems." + blocks
+    return blocks.lstrip() + (
         "Lines are means over seeds, bands reach from the lowest to the highest seed; where a line is dashed at "
         "its end, some seeds have stopped. Times are means over seeds."
     )

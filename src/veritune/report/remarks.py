@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 from veritune.report.collect import Curve, Run, Setting, curve, number, setting_estimate
 from veritune.report.estimates import Estimate, change
+from veritune.report.tables import validated_steps
 
 RECENT_STEPS = 10
 """How many steps stand for "at the end"."""
@@ -25,10 +26,10 @@ def percent(share: float) -> str:
 # --- One setting -------------------------------------------------------------------------------------------------
 
 
-def accuracy_changed(before: Estimate, after: Estimate, last_step: int) -> str:
+def accuracy_changed(before: Estimate, after: Estimate, steps: str) -> str:
     """Whether the held-out accuracy moved by more than its interval."""
     moved = change(before, after)
-    span = f"from {percent(before.value)} to {percent(after.value)} after {last_step} steps"
+    span = f"from {percent(before.value)} to {percent(after.value)} after {steps} steps"
     if moved.low is None or moved.high is None:
         return f"Held-out accuracy went {span}."
     points = f"{100 * moved.value:+.1f} points, 95% interval {100 * moved.low:+.1f} to {100 * moved.high:+.1f}"
@@ -69,7 +70,9 @@ def entropy_collapsed(entropy: Curve, accuracy: Curve, below: float = 0.05, flat
     first = next(i for i in range(len(entropy.mean)) if max(entropy.mean[i:]) < below)
     step = entropy.steps[first]
     text = f"Entropy fell below {below:g} nats at step {step} and stayed there"
-    since = [mean for at, mean in zip(accuracy.steps, accuracy.mean, strict=True) if at >= step]
+    # The last validation up to that step is what the later ones are compared with.
+    known_then = sum(at <= step for at in accuracy.steps)
+    since = accuracy.mean[max(known_then - 1, 0) :]
     if len(since) < 2:
         return text + "."
     gained = since[-1] - since[0]
@@ -174,7 +177,7 @@ def seeds_disagree(finals: Sequence[float], above: float = 0.1) -> str | None:
 def time_spent(stages: dict[str, float]) -> str | None:
     """Where the time went, from the seconds of each stage."""
     total = sum(stages.values())
-    if total <= 0:
+    if total <= 0 or len(stages) < 2:
         return None
     shares = sorted(((seconds / total, stage) for stage, seconds in stages.items()), reverse=True)
     return "Time went to " + ", ".join(f"{stage} {percent(share)}" for share, stage in shares if share >= 0.005) + "."
@@ -221,7 +224,7 @@ def setting_remarks(setting: Setting) -> Iterator[str]:
         before = setting_estimate(setting, "validation_accuracy", last=False)
         after = setting_estimate(setting, "validation_accuracy", last=True)
         if before and after:
-            found.append(accuracy_changed(before, after, accuracy.steps[-1]))
+            found.append(accuracy_changed(before, after, validated_steps(setting)))
         found += [accuracy_past_its_peak(accuracy), accuracy_still_rising(accuracy)]
         finals = [each.mean[-1] for run in runs if (each := curve([run], "validation_accuracy"))]
         found.append(seeds_disagree(finals))

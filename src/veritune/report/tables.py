@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from veritune.evaluate import wilson_interval
@@ -112,6 +113,20 @@ def _before_after(setting: Setting, measure: Measure) -> tuple[Estimate | None, 
     return before, after, change(before, after) if before and after else None
 
 
+def validated_steps(setting: Setting) -> str:
+    """The step of the last validation, or its range over the runs."""
+    last = [validations[-1]["step"] for run in setting.runs if (validations := validation_metrics(run))]
+    if not last:
+        return NOTHING
+    return str(last[0]) if min(last) == max(last) else f"{min(last)} to {max(last)}"
+
+
+def mean_duration(runs: Sequence[Run]) -> str:
+    """The mean time of the runs."""
+    times = [run.seconds for run in runs if run.seconds is not None]
+    return duration(fmean(times) if times else None)
+
+
 def result_table(setting: Setting) -> Table:
     """Every measure of one setting: before, after, change."""
     rows = []
@@ -133,22 +148,23 @@ def settings_table(settings: Sequence[Setting]) -> Table:
     rows = []
     for setting in settings:
         before, after, moved = _before_after(setting, ACCURACY)
-        times = [run.seconds for run in setting.runs if run.seconds is not None]
         rows.append(
             (
                 setting.label,
                 ", ".join(run.seed for run in setting.runs),
+                validated_steps(setting),
                 written(before, ACCURACY),
                 written(after, ACCURACY),
                 written(moved, ACCURACY, signed=True),
                 written(_before_after(setting, REWARD)[1], REWARD),
                 written(_before_after(setting, LENGTH)[1], LENGTH),
-                duration(sum(times) / len(times) if times else None),
+                mean_duration(setting.runs),
             )
         )
     header = (
         "Setting",
         "seeds",
+        "steps",
         "solved before",
         "solved after",
         "change",
