@@ -8,11 +8,13 @@ from typing import NamedTuple
 from veritune.grading.vocabulary import MONTHS
 
 _CLOCK = re.compile(
-    r"(?P<hour>[0-9]{1,2})(?:(?::|\.(?=[0-9]{2}\s*[apAP]))(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2}))?)?"
+    r"(?:at )?(?P<hour>[0-9]{1,2})(?:(?::|\.(?=[0-9]{2}\s*[apAP]))(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2}))?)?"
     r"\s*(?P<half>[aApP]\.?\s?[mM]\.?|o'?\s?clock)?(?:\s+in the (?P<part>morning|afternoon|evening))?"
 )
 _MONTH_FIRST = re.compile(r"([A-Za-z]{3,9})\.?\s+([0-9]{1,2})(?:st|nd|rd|th)?(?:\s*,?\s+([0-9]{4}))?")
-_DAY_FIRST = re.compile(r"(?:the\s+)?([0-9]{1,2})(?:st|nd|rd|th)?\s+(?:of\s+)?([A-Za-z]{3,9})\.?(?:\s*,?\s+([0-9]{4}))?")
+_DAY_FIRST = re.compile(
+    r"(?:the\s+)?([0-9]{1,2})(?:st|nd|rd|th)?\s+(?:of\s+)?([A-Za-z]{3,9})\.?(?:\s*,?\s+([0-9]{4}))?"
+)
 _NUMERIC_DATE = re.compile(r"([0-9]{4})[-/]([0-9]{1,2})[-/]([0-9]{1,2})")
 _SLASHED_DATE = re.compile(r"([0-9]{1,2})[-/]([0-9]{1,2})[-/]([0-9]{4})")
 _WEEKDAY = re.compile(r"(?:mon|tues|wednes|thurs|fri|satur|sun)day\s*,?\s+", re.IGNORECASE)
@@ -65,7 +67,11 @@ def same_clock(first: Clock, second: Clock) -> bool:
     if first[1:3] != second[1:3]:
         return False
     if bool(first.half) == bool(second.half):
-        return (first.hour % 12, first.half) == (second.hour % 12, second.half) if first.half else first.hour == second.hour
+        return (
+            (first.hour % 12, first.half) == (second.hour % 12, second.half)
+            if first.half
+            else first.hour == second.hour
+        )
     marked, bare = (first, second) if first.half else (second, first)
     return bare.hour in (marked.hour, marked.hour % 12 + (12 if marked.half == "pm" else 0))
 

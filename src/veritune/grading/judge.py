@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,400})(?:\.[0-9]{0,400})?|[+-]?\.[0-9]{1,400}")
 _CHOICE_GOLD = re.compile(r"\(?([A-Ja-j])\)?\.?")
 _CHOICE = re.compile(
-    r"(?:(?:the |my )?(?:final |correct |best )?(?:answer|option|choice)(?: is)?:?\s*(?:option|choice)?\s*)?"
+    r"(?:i (?:would )?(?:choose|pick|select) )?(?:(?:the |my )?(?:final |correct |best )?(?:answer|option|choice)(?: is)?:?\s*(?:option|choice)?\s*)?"
     r"[(\[]?\s*([A-Ja-j])\s*(?:[)\].:]+\s*(.*))?",
     re.DOTALL | re.IGNORECASE,
 )
@@ -227,6 +227,9 @@ def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ver
     answers, golds = _items(answer), _items(gold)
     if _has_sign_choice(answer) or _has_sign_choice(gold):
         policy = replace(policy, unevaluated_expressions=True)  # `-3 ± 1` states -2 and -4
+    assignment = _compare_assignment(answer, gold, policy) or _compare_assignment(gold, answer, policy)
+    if assignment is not None:
+        return assignment
     if answers is None or golds is None:
         return Verdict(_equal_conditions(answer, gold), "conditions")
     labels = [item.label for item in golds]
@@ -238,6 +241,19 @@ def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ver
     if match_unordered(answers, golds, lambda a, g: compare(a, g, policy).equal):
         return Verdict(True, "list")
     return Verdict(_equal_conditions(answer, gold), "list")
+
+
+def _compare_assignment(assigned: Reading, point: Reading, policy: GradingPolicy) -> Verdict | None:
+    """`x = 1, y = 2` against (1, 2): the variables in the order of the alphabet; None where this is no such case."""
+    node = point.node
+    if node is None or node.kind != "tuple" or node.value != "()" or len(assigned.items) != len(node.children):
+        return None
+    if len({item.label for item in assigned.items} - {"", "?"}) != len(assigned.items):
+        return None
+    values = [replace(item, label="") for item in sorted(assigned.items, key=lambda item: item.label)]
+    coordinates = [Reading("value", words=point.words, node=child) for child in node.children]
+    same = all(compare(value, other, policy).equal for value, other in zip(values, coordinates, strict=True))
+    return Verdict(same, "assignment")
 
 
 def _has_sign_choice(reading: Reading) -> bool:
@@ -276,7 +292,9 @@ def _region_of(reading: Reading) -> Any:
     if reading.kind == "value" and reading.node is not None:
         return region(reading.node)
     nodes = tuple(item.node for item in reading.items if item.node is not None)
-    if len(nodes) != len(reading.items) or any(node.kind not in ("relation", "member", "tuple", "union") for node in nodes):
+    if len(nodes) != len(reading.items) or any(
+        node.kind not in ("relation", "member", "tuple", "union") for node in nodes
+    ):
         return None
     if reading.connective == "or":
         return region(Node("union", nodes))

@@ -456,6 +456,8 @@ class _Parser:
             return [self.argument()]
         if name == "sqrt":
             return [self.postfix()]
+        if name in ("max", "min", "gcd", "lcm"):
+            raise UnreadableError(f"{name} needs brackets")
         factors = [self.signed()]
         while self.starts_factor(self.peek()) and self.peek().text not in FUNCTIONS and self.peek().text not in "([":
             factors.append(self.power())

@@ -159,7 +159,9 @@ class GradingPool:
     ) -> None:
         now = time.monotonic()
         idle = [worker for worker in self._workers if worker.job is None]
-        stuck = sum(worker.job is not None and worker.ready and now - worker.since > _SLOW_SECONDS for worker in self._workers)
+        stuck = sum(
+            worker.job is not None and worker.ready and now - worker.since > _SLOW_SECONDS for worker in self._workers
+        )
         wanted = min(self._workers_wanted + 4 * stuck, self._max_workers, len(self._workers) + len(waiting))
         while len(self._workers) < wanted and len(idle) < len(waiting):
             worker = self._start()

@@ -16,12 +16,13 @@ from veritune.grading.vocabulary import (
     FUNCTIONS,
     NAMES,
     NUMBER_WORDS,
+    QUANTITY_NOUNS,
     SCALE_WORDS,
     UNIT_SYNONYMS,
 )
 
 MAX_SENTENCE_WORDS = 20
-_PUNCTUATION = frozenset("., ; : ! ? ' \" ( ) { } - ` [ ]".split()) | {"{", "}", "..."}
+_PUNCTUATION = frozenset([".,", ";", ":", "!", "'", '"', "(", ")", "{", "}", "-", "`", "[", "]"]) | {"{", "}", "..."}
 
 
 def is_wordy(tokens: Sequence[Token], index: int) -> bool:
@@ -71,7 +72,7 @@ def text_of(tokens: Sequence[Token]) -> str:
     """The tokens as plain words, for comparison with other words: case and punctuation count only in formulas."""
     if all(token.kind in ("word", "text") or token.text in _PUNCTUATION for token in tokens):
         kept = [token.text.casefold() for token in tokens if token.text not in _PUNCTUATION]
-        if len(kept) > 1 and kept[0] in ("the", "a", "an"):
+        if len(kept) > 1 and kept[0] in ("the", "a", "an", "on", "at"):
             kept = kept[1:]
         return " ".join(kept)
     return " ".join(token.text for token in tokens)
@@ -86,6 +87,8 @@ def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
         token = tokens[index]
         if token.kind in ("word", "text"):
             words += 1
+        if token.text == "=" and not any(is_wordy(tokens, earlier) for earlier in range(index)):
+            continue  # `x = 5` is a formula
         if token.text.lower() in COPULAS and words and _may_introduce(tokens[:index]):
             start = index + 1
     if words > MAX_SENTENCE_WORDS:
@@ -99,6 +102,8 @@ def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
 
 def _is_filler(tokens: Sequence[Token], index: int) -> bool:
     text = tokens[index].text.lower()
+    if text in QUANTITY_NOUNS and index + 1 < len(tokens) and tokens[index + 1].text == "of":
+        return True
     if text == "a" and not (index + 1 < len(tokens) and is_wordy(tokens, index + 1)):
         return False  # the variable
     return text in FILLERS or text in COPULAS
@@ -164,7 +169,11 @@ def _word_number(tokens: Sequence[Token], position: int) -> tuple[int | str, int
     total = current = 0
     while position < len(tokens):
         lowered = tokens[position].text.lower()
-        if tokens[position].text == "-" and position + 1 < len(tokens) and tokens[position + 1].text.lower() in NUMBER_WORDS:
+        if (
+            tokens[position].text == "-"
+            and position + 1 < len(tokens)
+            and tokens[position + 1].text.lower() in NUMBER_WORDS
+        ):
             position += 1
             continue
         if lowered in NUMBER_WORDS:

@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from veritune.grading.clock import Clock, read_clock, read_date, read_ratio, without_markup
+from veritune.grading.clock import read_clock, read_date, read_ratio, without_markup
 from veritune.grading.limits import MAX_CHARACTERS, UnreadableError
 from veritune.grading.nodes import Node
 from veritune.grading.parser import parse
 from veritune.grading.prose import is_hedged, is_wordy, number_words, sentence_value, text_of
 from veritune.grading.surface import clean
 from veritune.grading.tokens import Token, tokenize
-from veritune.grading.vocabulary import BLOCKERS, FUNCTIONS
-from veritune.grading.units import CURRENCY_CODES, CURRENCY_SIGNS, DEGREE, NO_UNIT, PERCENT, Unit, currency, is_unit_letter, read_unit
+from veritune.grading.units import (
+    CURRENCY_CODES,
+    CURRENCY_SIGNS,
+    DEGREE,
+    NO_UNIT,
+    PERCENT,
+    Unit,
+    currency,
+    is_unit_letter,
+    read_unit,
+)
+from veritune.grading.vocabulary import BLOCKERS, FUNCTIONS, PHRASES
 
 MAX_ITEMS = 64
 """Longer lists are compared as words: unordered comparison takes quadratic time."""
@@ -43,11 +53,13 @@ class Reading:
     approximate: bool = False
 
 
-_BASE = re.compile(r"\(?([0-9A-Za-z.]+)\)?\s*(?:_\s*\{?\s*(?:base\s*)?|\(?\s*base\s+)([0-9]+|[a-z]+)\s*\}?\)?")
+_BASE = re.compile(
+    r"\(?([0-9A-Za-z.]+)\)?\s*(?:_\s*\{?\s*\(?(?:base\s*)?|\(?\s*(?:in )?base\s+)([0-9]+|[a-z]+)\s*\)?\}?\)?"
+)
 _DIGITS_ONLY = re.compile(r"[0-9]+")
 _BASE_NAMES = {
     name: base
-    for base, name in enumerate("two three four five six seven eight nine ten eleven twelve".split(), start=2)
+    for base, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=2)
 } | {"sixteen": 16}
 _PREFIXES = frozenset({"therefore", "Rightarrow", "implies", "rightarrow", "to", "because"})
 _OPENERS = frozenset({"(", "[", "{", "langle", "begin", "lfloor", "lceil"})
@@ -67,6 +79,9 @@ def read(text: str, sentences: bool = True) -> Reading:
         tokens = tokenize(plain)
     except UnreadableError:
         return Reading("words", words=plain)
+    phrase = PHRASES.get(text_of(tokens)) if tokens and tokens[0].kind in ("word", "text") else None
+    if phrase:
+        return read(phrase)
     try:
         return _read_tokens(tokens, sentences)
     except (UnreadableError, RecursionError):
@@ -143,7 +158,9 @@ def _read_list(tokens: Sequence[Token]) -> Reading:
         items = [replace(item, words=item.words.removeprefix("the ")) for item in items]
     elif items[-1].unit and not any(item.unit for item in items[:-1]):
         items = [replace(item, unit=items[-1].unit) for item in items]  # `3 and 5 cm`
-    connective = "and" if connectives == {"and"} else "or" if connectives <= {"or", ","} and "or" in connectives else ","
+    connective = (
+        "and" if connectives == {"and"} else "or" if connectives <= {"or", ","} and "or" in connectives else ","
+    )
     return Reading("list", words=text_of(tokens), items=tuple(items), connective=connective)
 
 
@@ -252,9 +269,7 @@ def label_of(tokens: Sequence[Token]) -> str:
             depth -= 1
         elif depth or (index and tokens[index - 1].text == "_"):
             continue
-        elif token.kind == "number" or token.text in ("frac", "sqrt", "pm", "cdot", "pi"):
-            return ""
-        elif token.kind == "sign" and token.text not in "_'|":
+        elif token.kind == "number" or token.text in ("frac", "sqrt", "pm", "cdot", "pi") or (token.kind == "sign" and token.text not in "_'|"):
             return ""
         elif token.kind in ("word", "text"):
             if is_wordy(tokens, index) or token.kind == "text":
@@ -324,12 +339,21 @@ def _unit_start(tokens: Sequence[Token]) -> int:
             depth += 1
         elif token.text in _CLOSERS:
             depth -= 1
+        elif depth == 1 and index > 1 and is_wordy(tokens, index) and tokens[index - 1].text == "(":
+            return index - 1
         elif depth == 0 and index and token.kind in ("word", "text"):
             after_degrees = token.text in ("C", "F") and tokens[index - 1].text in ("circ", "}")
             after_number = tokens[index - 1].kind == "number" or tokens[index - 1].text in ("}", ")")
-            letter = (is_unit_letter(token) and after_number) or (after_degrees and any(t.text == "circ" for t in tokens))
+            letter = (is_unit_letter(token) and after_number) or (
+                after_degrees and any(t.text == "circ" for t in tokens)
+            )
             if after_degrees and letter:
-                return next(start for start in range(index, -1, -1) if tokens[start].text in ("^", "circ") and (tokens[start].text == "^" or tokens[start - 1].text not in ("^", "{")))
+                return next(
+                    start
+                    for start in range(index, -1, -1)
+                    if tokens[start].text in ("^", "circ")
+                    and (tokens[start].text == "^" or tokens[start - 1].text not in ("^", "{"))
+                )
             if letter or is_wordy(tokens, index) or (token.kind == "text" and len(token.text) > 1):
                 return index
     return len(tokens)

@@ -12,7 +12,7 @@ from veritune.grading.intervals import equal_regions, region
 from veritune.grading.nodes import Node, constant, number
 
 _SCALARS = frozenset(
-    "number variable neg add mul juxtapose div mixed percent degrees pow root abs factorial binomial function decorated".split()
+    ["number", "variable", "neg", "add", "mul", "juxtapose", "div", "mixed", "percent", "degrees", "pow", "root", "abs", "factorial", "binomial", "function", "decorated"]
 )
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 MAX_UNORDERED = 64
@@ -230,9 +230,11 @@ def has_unevaluated_operation(node: Node) -> bool:
     if node.kind in ("mul", "juxtapose"):
         last = node.children[-1]
         scientific = len(plain) == 2 and plain[0] and last.kind == "pow" and last.children[0] == number(10)
-        if not scientific and sum(plain) + sum(map(_is_plain_power, node.children)) > 1:
+        if not scientific and sum(map(_is_plain_operand, node.children)) > 1:
             return True
-    elif (node.kind == "add" and sum(plain) > 1) or (node.kind == "binomial" and all(plain)):
+    elif (node.kind == "add" and sum(map(_is_plain_operand, node.children)) > 1) or (
+        node.kind == "binomial" and all(plain)
+    ):
         return True
     return any(has_unevaluated_operation(child) for child in node.children)
 
@@ -242,8 +244,11 @@ def is_whole(node: Node) -> bool:
     return node.kind == "number" and isinstance(node.value, int)
 
 
-def _is_plain_power(node: Node) -> bool:
-    return node.kind == "pow" and all(_is_plain_number(child) for child in node.children)
+def _is_plain_operand(node: Node) -> bool:
+    """A plain number, or a power or factorial of plain numbers."""
+    if node.kind in ("pow", "factorial"):
+        return all(_is_plain_number(child) for child in node.children)
+    return _is_plain_number(node)
 
 
 def _is_plain_number(node: Node) -> bool:
@@ -251,7 +256,7 @@ def _is_plain_number(node: Node) -> bool:
     if node.kind in ("neg", "percent"):
         return _is_plain_number(node.children[0])
     if node.kind in ("div", "mixed"):
-        return all(child.kind == "number" or child.kind == "div" and _is_plain_number(child) for child in node.children)
+        return all(child.kind == "number" or (child.kind == "div" and _is_plain_number(child)) for child in node.children)
     return node.kind == "number"
 
 

@@ -20,8 +20,7 @@ _FRACTIONS = {
 _GREEK = dict(
     zip(
         "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΣΦΨΩℓ",
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
-        "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split(),
+        ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi", "Omega", "ell"],
         strict=True,
     )
 )
@@ -48,7 +47,7 @@ _TABLE = str.maketrans(
     | _FRACTIONS
     | {sign: f"\\{name} " for sign, name in _GREEK.items()}
     | {chr(ord("０") + digit): str(digit) for digit in range(10)}
-    | {chr(ord(first) + shift): chr(ord(plain) + shift) for first, plain in ("Ａ" "A", "ａ" "a") for shift in range(26)}
+    | {chr(ord(first) + shift): chr(ord(plain) + shift) for first, plain in ("ＡA", "ａa") for shift in range(26)}
 )
 _SUPERSCRIPT_RUN = re.compile("[" + "".join(_SUPERSCRIPTS) + "]+")
 _SUBSCRIPT_RUN = re.compile("[" + "".join(_SUBSCRIPTS) + "]+")
@@ -59,6 +58,11 @@ _SPACED_GROUPS = re.compile(r"(?<![0-9.,/^_{a-zA-Z])([0-9]{1,3})((?: [0-9]{3})++
 _ROW_SPACING = re.compile(r"\\\\\[[^\]\[]{0,12}\]")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _CURRENCY_DOLLAR = re.compile(r"\$(?=\s?-?\.?[0-9])")
+_BOLD = re.compile(r"\*\*([^*]{1,200})\*\*")
+_REPEATING = re.compile(r"(?<![0-9A-Za-z])([0-9]{0,20}\.[0-9]{0,20})\(([0-9]{1,20})\)\Z")
+_UNION_LETTER = re.compile(r"(?<=[)\]])\s?U\s?(?=[(\[])")
+_TIMES_LETTER = re.compile(r"(?<=[0-9])\s?[xX]\s?(?=10\s?\^)")
+_DEGREE_LETTER = re.compile(r"(?<=[0-9])\^\{?o\}?(?![A-Za-z])")
 _TRAILING = " \t\r\n.,;:"
 _WRAPPERS = ("\\boxed{", "\\fbox{", "\\mathrm{", "\\mathbf{", "\\displaystyle{", "\\ensuremath{", "\\underline{")
 
@@ -91,9 +95,29 @@ def clean(text: str) -> str:
     elif "{,}" in text or "~" in text:
         text = _THIN_GROUPS.sub("", text)
     text = _peel(text)
+    if "\\boxed" in text:
+        text = _unbox(text)
+    if "(" in text:
+        text = _REPEATING.sub(r"\1\\overline{\2}", text)
+        text = _UNION_LETTER.sub(r" \\cup ", text)
+    if "^" in text:
+        text = _TIMES_LETTER.sub(" * ", text)
+        text = _DEGREE_LETTER.sub(r"^\\circ", text)
+    if text.startswith("~"):
+        text = "\\approx " + text[1:]
     if " " in text:
         text = _SPACED_GROUPS.sub(lambda group: group.group(1) + group.group(2).replace(" ", ""), text)
     return text
+
+
+def _unbox(text: str) -> str:
+    """The content of a box within a sentence; of several boxes, none."""
+    start = text.index("\\boxed")
+    opening = start + len("\\boxed")
+    if text.count("\\boxed") > 1 or text[opening : opening + 1] != "{":
+        return text
+    closing = closing_brace(text, opening)
+    return text if closing < 0 else _peel(f"{text[:start]} {text[opening + 1 : closing]} {text[closing + 1 :]}")
 
 
 def _remove_math_dollars(text: str) -> str:
@@ -119,6 +143,8 @@ def _peel(text: str) -> str:
         for wrapper in _WRAPPERS:
             if text.startswith(wrapper) and closing_brace(text, len(wrapper) - 1) == len(text) - 1:
                 text = text[len(wrapper) : -1]
+        if text.startswith("**"):
+            text = _BOLD.sub(r"\1", text)
         for mark in ("**", "__", "`", '"', "*"):
             if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
                 inner = text[len(mark) : -len(mark)]

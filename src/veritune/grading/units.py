@@ -8,7 +8,7 @@ from typing import NamedTuple
 from veritune.grading.tokens import Token
 from veritune.grading.vocabulary import SPEEDS, UNIT_LETTERS, UNIT_STOP_WORDS, UNIT_SYNONYMS
 
-MAX_UNIT_WORDS = 8
+MAX_UNIT_WORDS = 12
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWER_AFTER = {"squared": 2, "cubed": 3}
 _TEMPERATURES = {"C": "celsius", "F": "fahrenheit"}
@@ -67,8 +67,12 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
         token = tokens[position]
         position += 1
         lowered = token.text.lower()
+        if lowered == "s" and position > 1 and tokens[position - 2].text == "'":
+            continue
         if token.kind in ("word", "text"):
             words += 1
+            if lowered in ("and", "or"):
+                return None
             if lowered == "per":
                 direction = -1
             elif lowered in _POWER_BEFORE:
@@ -89,7 +93,7 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
             direction = -1
         elif token.kind == "command" and token.text == "circ":
             dimensions["degree"] = 1
-        elif not (token.kind == "sign" and token.text in "*{}()^-'"):
+        elif not (token.kind == "sign" and token.text in "*{}()^-'."):
             return None
     if words > MAX_UNIT_WORDS:
         return None

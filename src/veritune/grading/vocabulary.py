@@ -35,12 +35,11 @@ LETTER_WORDS = words(
 NUMBER_WORDS = {
     word: value
     for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen".split()
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
     )
 } | {
     word: 10 * tens
-    for tens, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
+    for tens, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2)
 }
 SCALE_WORDS = {
     "hundred": 10**2,
@@ -71,13 +70,16 @@ FRACTION_WORDS = {
     "ninths": 9,
     "tenth": 10,
     "tenths": 10,
+    "hundredth": 100,
+    "hundredths": 100,
+    "thousandth": 1000,
+    "thousandths": 1000,
 }
 
 MONTHS = {
     name: position
     for position, names in enumerate(
-        "january jan|february feb|march mar|april apr|may|june jun|july jul|august aug|september sep sept|october oct|"
-        "november nov|december dec".split("|"),
+        ["january jan", "february feb", "march mar", "april apr", "may", "june jun", "july jul", "august aug", "september sep sept", "october oct", "november nov", "december dec"],
         start=1,
     )
     for name in names.split()
@@ -98,6 +100,25 @@ FILLERS = words(
 )
 """Words between the copula and the value, or around a value, that change nothing."""
 
+QUANTITY_NOUNS = words(
+    "profit loss total distance area length width height depth volume value cost price amount weight mass speed rate income "
+    "revenue average mean score probability perimeter radius diameter time age number"
+)
+"""Nouns before `of` that leave the number what it is: `a profit of 70`, unlike `the square of 70`."""
+
+PHRASES = {
+    "all real numbers": r"\mathbb{R}",
+    "all reals": r"\mathbb{R}",
+    "real numbers": r"\mathbb{R}",
+    "empty set": r"\varnothing",
+    "half": "1/2",
+    "noon": "12:00 pm",
+    "midnight": "12:00 am",
+    "no solutions": r"\text{no solution}",
+    "no real solutions": r"\text{no real solution}",
+}
+"""Whole answers in words that have a form in signs."""
+
 ANSWER_NOUNS = words("answer answers ans result solution solutions value total sum")
 
 BLOCKERS = words(
@@ -109,15 +130,15 @@ BLOCKERS = words(
     unknown sure confident hopefully either whether
     about around approximately approx roughly nearly almost close near circa estimated estimate estimates approximate
     least most more less fewer greater larger smaller bigger higher lower above below under over up beyond exceed exceeds
-    exceeding between within bound bounded limit upper until till through range ranging minimum maximum
-    if unless when whenever where while provided given-that condition conditional depending depends for except once
-    one-of some any every each-of several many few such like example e.g. say among including candidates candidate
+    exceeding between within bound bounded limit upper until till through range ranging minimum maximum max
+    if unless when whenever where while provided condition conditional depending depends for except once
+    some any several many few such like example e.g. say among including candidates candidate
     options choices all both
-    plus minus times divided multiplied multiply add added subtract subtracted sum-of difference product quotient squared
-    cubed square-root root power raised factorial choose mod modulo negative twice double doubled triple tripled half halves
-    third thirds quarter quarters percent-of multiple multiples factor factors divisible divides divisor remainder
+    plus minus times divided multiplied multiply add added subtract subtracted difference product quotient squared
+    cubed root power raised factorial choose mod modulo negative twice double doubled triple tripled half halves
+    third thirds quarter quarters multiple multiples factor factors divisible divides divisor remainder
     hundred thousand million billion trillion dozen dozens pi sqrt ish something than but however though although
-    first initially before after originally starts started begins began was-wrong versus vs against than
+    first initially before after originally starts started begins began versus vs against than
     infinity infinite
     """
 )
@@ -183,8 +204,8 @@ UNIT_LETTERS = words("m g s h L V W J N K")
 """Single letters that are a unit when they stand apart after a number."""
 
 UNIT_STOP_WORDS = words(
-    "in of the a an total altogether left remaining each all is are was were be answer final correct overall now per "
+    "every in of the a an total altogether left remaining each all is are was were be answer final correct overall now per "
     "unit units exactly only her his their its our my he she they it we you him them that this these those there here "
-    "by on at to from with and as been have has had did does do will away old long tall wide high deep more-than"
+    "by on at to from with and as been have has had did does do will away old long tall wide high deep"
 )
 """Words after a number that say nothing of what is counted."""
