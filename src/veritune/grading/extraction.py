@@ -29,7 +29,7 @@ def extract_answer_blocks(response: str, strict_format: bool = False) -> list[st
             continue
         if response.find(ANSWER_END, match.end()) < 0:
             return None
-        blocks = []
+        blocks: list[str] = []
         position = match.end()
         while len(blocks) <= MAX_CANDIDATES:
             end = response.find(ANSWER_END, position)
@@ -57,7 +57,8 @@ def extract_boxed(text: str) -> str | None:
 
 
 def extract_all_boxed(text: str) -> list[str]:
-    r"""The contents of the last 32 occurrences of `\boxed{…}`, without empty and unbalanced ones, the last one first."""
+    r"""The contents of the last 32 occurrences of `\boxed{…}`, without empty and unbalanced ones, the last one
+    first."""
     contents: list[str] = []
     end = len(text)
     for _ in range(MAX_CANDIDATES):
@@ -94,7 +95,8 @@ def parse_gsm8k_response(text: str) -> str | None:
 
 
 _STATED_LETTER = re.compile(
-    r"(?:answer|option|choice)(?:\s+(?:is|would be|should be|must be))?\s*:?\s*(?:option|choice)?\s*[*$\\a-z{]{0,12}?[(\[]?\b([A-Z])\b(?![a-z'])",
+    r"(?:answer|option|choice)(?:\s+(?:is|would be|should be|must be))?\s*:?\s*(?:option|choice)?\s*"
+    r"[*$\\a-z{]{0,12}?[(\[]?\b([A-Z])\b(?![a-z'])",
     re.IGNORECASE,
 )
 _LEADING_LETTER = re.compile(r"\s*(?:\*\*)?[(\[]?([A-Z])(?:[)\].:]|\*\*|\s*$)")

@@ -13,8 +13,8 @@ from veritune.grading.exact import InexactError, TooLargeError, exact_value
 from veritune.grading.expressions import variable_names
 from veritune.grading.intervals import equal_regions, intersection_of, region
 from veritune.grading.limits import MAX_CHARACTERS
-from veritune.grading.nodes import Node
-from veritune.grading.parser import letter, read_number
+from veritune.grading.literals import read_number
+from veritune.grading.nodes import Node, letter
 from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
 from veritune.grading.reading import Reading, read
 from veritune.grading.structures import (
@@ -39,7 +39,8 @@ class Verdict(NamedTuple):
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,400})(?:\.[0-9]{0,400})?|[+-]?\.[0-9]{1,400}")
 _CHOICE_GOLD = re.compile(r"\(?([A-Ja-j])\)?\.?")
 _CHOICE = re.compile(
-    r"(?:i (?:would )?(?:choose|pick|select) )?(?:(?:the |my )?(?:final |correct |best )?(?:answer|option|choice)(?: is)?:?\s*(?:option|choice)?\s*)?"
+    r"(?:i (?:would )?(?:choose|pick|select) )?"
+    r"(?:(?:the |my )?(?:final |correct |best )?(?:answer|option|choice)(?: is)?:?\s*(?:option|choice)?\s*)?"
     r"[(\[]?\s*([A-Ja-j])\s*(?:[)\].:]+\s*(.*))?",
     re.DOTALL | re.IGNORECASE,
 )
@@ -211,7 +212,7 @@ def _same_label(answer: Reading, gold: Reading) -> bool:
 
 
 def _compare_percent(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict | None:
-    """`50%` against a number without a unit; None where this is no such case, or where the percent sign is only missing."""
+    """`50%` against a number without a unit; None where the percent sign may only be missing, or is no question."""
     if (answer.unit == PERCENT) == (gold.unit == PERCENT) or not policy.percent_is_hundredths:
         return None
     if answer.unit and gold.unit:

@@ -30,3 +30,15 @@ def variable(name: str) -> Node:
 def constant(name: str) -> Node:
     """One of "pi", "e", "i", "infinity", or "set R" for \\mathbb{R}."""
     return Node("constant", (), name)
+
+
+def negate(node: Node) -> Node:
+    """The negative of a tree; a plain number carries its own sign."""
+    if node.kind == "number":
+        return number(-node.value)
+    return node.children[0] if node.kind == "neg" else Node("neg", (node,))
+
+
+def letter(name: str) -> Node:
+    """`e` and `i` are the constants, every other name a variable."""
+    return constant(name) if name in ("e", "i") else variable(name)

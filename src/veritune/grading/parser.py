@@ -14,13 +14,18 @@ Grammar, from loose to tight (all chains are n-ary nodes, so that the tree is as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
-from itertools import pairwise
 
-from veritune.grading.limits import MAX_DEPTH, MAX_NUMBER_CHARACTERS, UnreadableError
-from veritune.grading.nodes import Node, constant, number, variable
+from veritune.grading.cursor import Cursor
+from veritune.grading.limits import UnreadableError
+from veritune.grading.literals import read_number, repeating, spread_letters
+from veritune.grading.nodes import Node, constant, letter, negate, number
 from veritune.grading.tokens import Token
-from veritune.grading.vocabulary import CONSTANT_WORDS, FUNCTIONS, GREEK_LETTERS, LETTER_WORDS, NAMES, UNIT_SYNONYMS
+from veritune.grading.vocabulary import (
+    CONSTANT_WORDS,
+    FUNCTIONS,
+    GREEK_LETTERS,
+    words,
+)
 
 _RELATIONS = {
     "=": "=",
@@ -36,14 +41,16 @@ _RELATIONS = {
 }
 _SET_OPERATIONS = {"cup": "union", "cap": "intersection", "setminus": "difference"}
 _CLOSERS = {"(": ")]", "[": ")]", "{": "}", "langle": ("rangle",), "lfloor": ("rfloor",), "lceil": ("rceil",)}
-_MATRICES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix", "vmatrix"})
-_END = Token("end", "", False)
+_MATRICES = words("matrix pmatrix bmatrix Bmatrix array smallmatrix vmatrix")
+_CONSTANT_COMMANDS = {"pi": constant("pi"), "infty": constant("infinity"), "varnothing": Node("set", ())}
+_TWO_ARGUMENTS = {"frac": "div", "binom": "binomial"}
+_DECORATIONS = words("overline vec hat widehat angle triangle")
 _BASES_OF_LOG = {"ln": constant("e"), "lg": number(10)}
 
 
 def parse(tokens: Sequence[Token]) -> Node:
     """The tree of one formula; raises UnreadableError unless every token is used."""
-    parser = _Parser(_spread_letters(tokens))
+    parser = _Parser(spread_letters(tokens))
     try:
         tree = parser.relation()
     except RecursionError as error:  # the caller may already stand deep in the stack
@@ -53,43 +60,8 @@ def parse(tokens: Sequence[Token]) -> Node:
     return tree
 
 
-class _Parser:
-    """The position in the tokens and the depth reached: all the state that recursive descent needs."""
-
-    def __init__(self, tokens: list[Token]) -> None:
-        self.tokens = tokens
-        self.count = len(tokens)
-        self.position = 0
-        self.depth = 0
-        self.bars_open = 0
-
-    # Moving over the tokens ------------------------------------------------------------------------------------
-
-    def peek(self, ahead: int = 0) -> Token:
-        index = self.position + ahead
-        return self.tokens[index] if index < self.count else _END
-
-    def take(self) -> Token:
-        token = self.peek()
-        self.position += 1
-        return token
-
-    def accept(self, text: str, kind: str = "sign") -> bool:
-        if self.position < self.count:
-            token = self.tokens[self.position]
-            if token.text == text and token.kind == kind:
-                self.position += 1
-                return True
-        return False
-
-    def expect(self, text: str, kind: str = "sign") -> None:
-        if not self.accept(text, kind):
-            raise UnreadableError(f"expected {text!r}, found {self.peek().text!r}")
-
-    def deeper(self, levels: int = 1) -> None:
-        self.depth += levels
-        if self.depth > MAX_DEPTH:
-            raise UnreadableError("nested too deep")
+class _Parser(Cursor):
+    """One method for each rule of the grammar."""
 
     # Relations and sets ----------------------------------------------------------------------------------------
 
@@ -264,10 +236,10 @@ class _Parser:
             and self.peek(1).text == "/"
             and self.peek(2).kind == "number"
         ):
-            top, bottom = following.text, self.peek(2).text
-            if top.isdigit() and bottom.isdigit() and int(top) < int(bottom):
+            numerator, denominator = following.text, self.peek(2).text
+            if numerator.isdigit() and denominator.isdigit() and int(numerator) < int(denominator):
                 self.position += 3
-                return Node("div", (number(int(top)), number(int(bottom))), "/")
+                return Node("div", (number(int(numerator)), number(int(denominator))), "/")
         return None
 
     def digits(self) -> str:
@@ -376,34 +348,28 @@ class _Parser:
         return result
 
     def command(self, name: str) -> Node:
-        if name == "frac":
-            return Node("div", (self.argument(), self.argument()), "frac")
+        if name in _CONSTANT_COMMANDS:
+            return _CONSTANT_COMMANDS[name]
+        if name in GREEK_LETTERS:
+            return self.subscripted(name)
         if name == "sqrt":
             return self.radical()
         if name in FUNCTIONS:
             return self.function(name)
-        if name == "pi":
-            return constant("pi")
-        if name == "infty":
-            return constant("infinity")
-        if name in GREEK_LETTERS:
-            return self.subscripted(name)
-        if name == "varnothing":
-            return Node("set", ())
+        if name in _TWO_ARGUMENTS:
+            return Node(_TWO_ARGUMENTS[name], (self.argument(), self.argument()), "frac" if name == "frac" else None)
+        if name in _DECORATIONS:
+            return Node("decorated", (self.argument(),), name)
+        if name in ("boxed", "fbox"):
+            return self.argument()
+        if name in ("langle", "lfloor", "lceil"):
+            return self.enclosed(name)
+        if name == "{":
+            return self.set()
         if name == "mathbb":
             return constant("set " + self.braced_word())
         if name == "begin":
             return self.matrix()
-        if name == "binom":
-            return Node("binomial", (self.argument(), self.argument()))
-        if name in ("boxed", "fbox", "mathit"):
-            return self.argument()
-        if name == "{":
-            return self.set()
-        if name in ("langle", "lfloor", "lceil"):
-            return self.enclosed(name)
-        if name in ("overline", "vec", "hat", "widehat", "angle", "triangle"):
-            return Node("decorated", (self.argument(),), name)
         raise UnreadableError(f"unknown command {name!r}")
 
     def braced_word(self) -> str:
@@ -525,107 +491,11 @@ class _Parser:
         return Node("function", (matrix,), "det") if name == "vmatrix" else matrix
 
 
-_NOT_FACTORS = frozenset(
-    [
-        "pm",
-        "mp",
-        "cup",
-        "cap",
-        "setminus",
-        "in",
-        "end",
-        "}",
-        "rangle",
-        "rfloor",
-        "rceil",
-        "\\",
-        "circ",
-        "approx",
-        "to",
-        "rightarrow",
-        "Rightarrow",
-        "implies",
-        "iff",
-        "equiv",
-        "pmod",
-        "bmod",
-        "mod",
-        "&",
-        ",",
-        ";",
-        "quad",
-        "notin",
-        "subset",
-        "land",
-        "lor",
-        "and",
-        "or",
-    ]
+_NOT_FACTORS = words(
+    "pm mp cup cap setminus in end } rangle rfloor rceil \\ circ approx to rightarrow Rightarrow implies iff "
+    "equiv pmod bmod mod & , ; quad notin subset land lor and or"
 )
-
-
-def negate(node: Node) -> Node:
-    """The negative of a tree; a plain number carries its own sign."""
-    if node.kind == "number":
-        return number(-node.value)
-    return node.children[0] if node.kind == "neg" else Node("neg", (node,))
-
-
-def letter(name: str) -> Node:
-    """`e` and `i` are the constants, every other name a variable."""
-    return constant(name) if name in ("e", "i") else variable(name)
 
 
 def is_plain_integer(node: Node) -> bool:
     return node.kind == "number" and isinstance(node.value, int)
-
-
-def reads_as_product(tokens: Sequence[Token], index: int) -> bool:
-    """Whether a run of letters is a product of variables; `on` and `no` are words, and words have no anagrams."""
-    token = tokens[index]
-    word = token.text
-    if len(word) > 4 or word.lower() in LETTER_WORDS or word.lower() in UNIT_SYNONYMS:
-        return False
-    if len(word) == 2 or not set(word.lower()) & set("aeiouy") or set(word) <= set("wxyz"):
-        return True
-    if all(ord(after) - ord(before) == 1 for before, after in pairwise(word)):
-        return True  # abc, xyz
-    attached = index > 0 and tokens[index - 1].kind == "number" and not token.spaced
-    raised = index + 1 < len(tokens) and tokens[index + 1].text in ("^", "_")
-    return len(word) == 3 and (attached or raised)
-
-
-def _spread_letters(tokens: Sequence[Token]) -> list[Token]:
-    """`3yx^2` as `3 y x^2`: a power belongs to the last letter of a product."""
-    result: list[Token] = []
-    for index, token in enumerate(tokens):
-        if token.kind != "word" or len(token.text) == 1 or token.text in NAMES or not reads_as_product(tokens, index):
-            result.append(token)
-        else:
-            result += [Token("word", character, token.spaced) for character in token.text]
-    return result
-
-
-def read_number(text: str) -> int | Fraction:
-    """The exact value of an unsigned numeral such as `12` or `0.25`."""
-    if len(text) > MAX_NUMBER_CHARACTERS:
-        raise UnreadableError("too many digits")
-    if "e" in text or "E" in text:
-        mantissa, _, exponent = text.lower().partition("e")
-        if len(exponent) > 4:
-            raise UnreadableError("exponent too large")
-        scaled = read_number(mantissa) * Fraction(10) ** int(exponent)
-        return scaled.numerator if scaled.denominator == 1 else scaled
-    if "." not in text:
-        return int(text)
-    whole, _, decimals = text.partition(".")
-    value = Fraction(int(whole + decimals), 10 ** len(decimals))
-    return value.numerator if value.denominator == 1 else value
-
-
-def repeating(prefix: str, period: str) -> Node:
-    """`0.1` and `6` give 0.1666… = 1/6."""
-    whole, _, decimals = prefix.partition(".")
-    shift = 10 ** len(decimals)
-    tail = Fraction(int(period), (10 ** len(period) - 1) * shift)
-    return number(Fraction(int((whole or "0") + decimals), shift) + tail)

@@ -1,6 +1,7 @@
 """A pool of grading processes that can be killed: per-answer time and memory limits for graders that one can't trust.
 
-Cheap answers are settled here, without a process. The rest go to workers, one answer at a time each; an answer that is slow
+Cheap answers are settled here, without a process. The rest go to workers, one answer at a time each; an answer that
+is slow
 never holds up the others, because further workers are started while it runs (up to `max_workers`).
 """
 
@@ -53,12 +54,14 @@ class GradingPool:
     """Scores (response, ground truth) pairs in processes that are killed at a limit.
 
     `grader` and `settle` are dotted names, `package.module:function`. `grader(response, ground_truth) -> Score` runs in
-    the workers. `settle(response, ground_truth) -> Score | None` runs here and must be cheap for every input; None sends
+    the workers. `settle(response, ground_truth) -> Score | None` runs here and must be cheap for every input; None
+    sends
     the answer to a worker. Pairs must be JSON: strings, numbers and lists.
 
     An answer past `seconds_per_answer` scores 0 with the rule "timeout" and is counted in `grader_timeouts`; one whose
     worker dies twice scores 0 with the rule "worker died". The pool may be used from several threads, and after a fork
-    the child starts workers of its own. Use it as a context manager, or `close()` it; it also closes with the interpreter.
+    the child starts workers of its own. Use it as a context manager, or `close()` it; it also closes with the
+    interpreter.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class GradingPool:
         return [score for score in scores if score is not None]
 
     def _adopt_after_fork(self) -> None:
-        """A forked child leaves its parent's workers alone: it shares their pipes, so it must only close its own ends."""
+        """A forked child leaves its parent's workers alone; it closes its own ends of their pipes."""
         if self._owner == os.getpid():
             return
         for worker in self._workers:
@@ -211,7 +214,7 @@ class GradingPool:
         attempts: dict[int, int],
         selector: selectors.BaseSelector,
     ) -> None:
-        """A worker has ended: by its alarm (its answer is out of time) or for another reason (its answer is tried again)."""
+        """A worker has ended: by its alarm (a timeout) or for another reason (its answer is tried again)."""
         selector.unregister(_output(worker))
         self._workers.remove(worker)
         _kill(worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from veritune.grading.limits import UnreadableError
-from veritune.grading.parser import read_number, reads_as_product
+from veritune.grading.literals import read_number, reads_as_product
 from veritune.grading.tokens import Token
 from veritune.grading.vocabulary import (
     ANSWER_NOUNS,

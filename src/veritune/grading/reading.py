@@ -1,7 +1,9 @@
 """Text -> Reading: the value, list, time or words that an answer states, with its unit and label.
 
-The order of attempts: special forms (times, dates, ratios, numerals with a base), then a sentence's beginning is taken off,
-then lists are split, then label, unit and formula are told apart. What no attempt understands is kept as words, and equals
+The order of attempts: special forms (times, dates, ratios, numerals with a base), then a sentence's beginning is
+taken off,
+then lists are split, then label, unit and formula are told apart. What no attempt understands is kept as words, and
+equals
 only the same words.
 """
 
@@ -59,7 +61,9 @@ _BASE = re.compile(
 _DIGITS_ONLY = re.compile(r"[0-9]+")
 _BASE_NAMES = {
     name: base
-    for base, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=2)
+    for base, name in enumerate(
+        ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=2
+    )
 } | {"sixteen": 16}
 _PREFIXES = frozenset({"therefore", "Rightarrow", "implies", "rightarrow", "to", "because"})
 _OPENERS = frozenset({"(", "[", "{", "langle", "begin", "lfloor", "lceil"})
@@ -269,7 +273,11 @@ def label_of(tokens: Sequence[Token]) -> str:
             depth -= 1
         elif depth or (index and tokens[index - 1].text == "_"):
             continue
-        elif token.kind == "number" or token.text in ("frac", "sqrt", "pm", "cdot", "pi") or (token.kind == "sign" and token.text not in "_'|"):
+        elif (
+            token.kind == "number"
+            or token.text in ("frac", "sqrt", "pm", "cdot", "pi")
+            or (token.kind == "sign" and token.text not in "_'|")
+        ):
             return ""
         elif token.kind in ("word", "text"):
             if is_wordy(tokens, index) or token.kind == "text":

@@ -43,7 +43,8 @@ def r1_zero_score(
 
 
 def question_only_score(response: str, ground_truth: GroundTruth, policy: GradingPolicy = DEFAULT_POLICY) -> Score:
-    r"""The Score of a response whose answer is its last `\boxed{…}`; `rule` says why and `extracted` what was judged."""
+    r"""The Score of a response whose answer is its last `\boxed{…}`; `rule` says why and `extracted` what was
+    judged."""
     return _score(response, ground_truth, _boxed_candidates, policy)
 
 

@@ -1,4 +1,4 @@
-"""Whether two trees are one mathematical object: numbers, tuples, sets, matrices, equations, inequalities, intervals."""
+"""Whether two trees are one mathematical object: number, tuple, set, matrix, equation, inequality, interval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,25 @@ from veritune.grading.intervals import equal_regions, region
 from veritune.grading.nodes import Node, constant, number
 
 _SCALARS = frozenset(
-    ["number", "variable", "neg", "add", "mul", "juxtapose", "div", "mixed", "percent", "degrees", "pow", "root", "abs", "factorial", "binomial", "function", "decorated"]
+    [
+        "number",
+        "variable",
+        "neg",
+        "add",
+        "mul",
+        "juxtapose",
+        "div",
+        "mixed",
+        "percent",
+        "degrees",
+        "pow",
+        "root",
+        "abs",
+        "factorial",
+        "binomial",
+        "function",
+        "decorated",
+    ]
 )
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 MAX_UNORDERED = 64
@@ -256,7 +274,9 @@ def _is_plain_number(node: Node) -> bool:
     if node.kind in ("neg", "percent"):
         return _is_plain_number(node.children[0])
     if node.kind in ("div", "mixed"):
-        return all(child.kind == "number" or (child.kind == "div" and _is_plain_number(child)) for child in node.children)
+        return all(
+            child.kind == "number" or (child.kind == "div" and _is_plain_number(child)) for child in node.children
+        )
     return node.kind == "number"
 
 

@@ -1,6 +1,7 @@
 r"""What an answer looks like, made plain: Unicode signs spelled out, wrappers and math delimiters taken off.
 
-Nothing here changes what is said: `$\boxed{5}$.` becomes `5`, `½` becomes `\frac{1}{2}`, `5 \text{ or } 6` stays as it is.
+Nothing here changes what is said: `$\boxed{5}$.` becomes `5`, `½` becomes `\frac{1}{2}`, and `5 \text{ or } 6`
+stays as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,40 @@ _FRACTIONS = {
 _GREEK = dict(
     zip(
         "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΣΦΨΩℓ",
-        ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi", "Omega", "ell"],
+        [
+            "alpha",
+            "beta",
+            "gamma",
+            "delta",
+            "epsilon",
+            "zeta",
+            "eta",
+            "theta",
+            "iota",
+            "kappa",
+            "lambda",
+            "mu",
+            "nu",
+            "xi",
+            "rho",
+            "sigma",
+            "tau",
+            "upsilon",
+            "phi",
+            "chi",
+            "psi",
+            "omega",
+            "Gamma",
+            "Delta",
+            "Theta",
+            "Lambda",
+            "Xi",
+            "Sigma",
+            "Phi",
+            "Psi",
+            "Omega",
+            "ell",
+        ],
         strict=True,
     )
 )

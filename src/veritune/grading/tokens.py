@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from veritune.grading.limits import MAX_CHARACTERS, MAX_TOKENS, UnreadableError
+from veritune.grading.vocabulary import words
 
 
 class Token(NamedTuple):
@@ -26,65 +27,21 @@ class Token(NamedTuple):
 
 _TOKEN = re.compile(
     r"""(?P<space>(?:\s|~|\\[\s,;:!>]|\\q?quad\b)+)
-      | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][+-]?[0-9]+(?![0-9A-Za-z.])|[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)
+      |
+      (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][+-]?[0-9]+(?![0-9A-Za-z.])|[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)
       | (?P<command>\\(?:[A-Za-z]+|.))
       | (?P<word>[A-Za-z]+)
       | (?P<sign>\*\*|<=|>=|!=|==|\.\.\.|.)""",
     re.VERBOSE | re.DOTALL,
 )
 
-TEXT_COMMANDS = frozenset(
-    [
-        "text",
-        "textbf",
-        "textit",
-        "textrm",
-        "textnormal",
-        "mathrm",
-        "mbox",
-        "hbox",
-        "operatorname",
-        "textsf",
-        "texttt",
-        "mathsf",
-    ]
-)
+TEXT_COMMANDS = words("text textbf textit textrm textnormal mathrm mbox hbox operatorname textsf texttt mathsf")
 """Commands whose braces hold words; one letter inside them is still a variable or a unit."""
 
-_STYLE_COMMANDS = frozenset(
-    [
-        "left",
-        "right",
-        "big",
-        "Big",
-        "bigg",
-        "Bigg",
-        "bigl",
-        "bigr",
-        "Bigl",
-        "Bigr",
-        "biggl",
-        "biggr",
-        "Biggl",
-        "Biggr",
-        "displaystyle",
-        "textstyle",
-        "scriptstyle",
-        "mathbf",
-        "mathit",
-        "mathcal",
-        "boldsymbol",
-        "bm",
-        "limits",
-        "nolimits",
-        "rm",
-        "bf",
-        "it",
-        "ensuremath",
-        "hspace",
-        "phantom",
-        "color",
-    ]
+_STYLE_COMMANDS = words(
+    "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "
+    "scriptstyle mathbf mathit mathcal boldsymbol bm limits nolimits rm bf it ensuremath hspace phantom "
+    "color"
 )
 """Commands that change how a formula looks and not what it says."""
 
@@ -133,8 +90,8 @@ _SYNONYMS = {
     "bigcup": "cup",
     "bigcap": "cap",
 }
-_SIGNS_FROM_COMMANDS = frozenset(["<", ">", "*", "÷", "|", "[", "]", "(", ")", ":", "..."])
-_SIGN_COMMANDS = {"%": "%", "$": "$", "#": "#", "&": "&", "|": "|"}
+_SIGNS_FROM_COMMANDS = words("< > * ÷ | [ ] ( ) : ... % $ # &")
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 def tokenize(text: str) -> list[Token]:
@@ -145,67 +102,76 @@ def tokenize(text: str) -> list[Token]:
     """
     if len(text) > MAX_CHARACTERS:
         raise UnreadableError("too long")
-    tokens: list[Token] = []
-    spaced = False
-    text_closers: list[bool] = []  # one entry per open brace: does it end a \text{} group?
-    depth_of_text = 0
-    text_opens = False
-    bracket_depth = 0
-    commas_are_spaced = ", " in text
-    for match in _TOKEN.finditer(text):
-        kind = match.lastgroup or ""
-        lexeme = match.group()
-        if kind == "space":
-            spaced = True
-            continue
-        if kind == "sign":
-            if lexeme == "{":
-                text_closers.append(text_opens)
-                depth_of_text += text_opens
-                if text_opens:
-                    text_opens, spaced = False, True
-                    continue
-            elif lexeme == "}" and text_closers and text_closers.pop():
-                depth_of_text -= 1
-                spaced = True
-                continue
-            elif lexeme in "([":
-                bracket_depth += 1
-            elif lexeme in ")]":
-                bracket_depth -= 1
-        elif kind == "command":
-            name = lexeme[1:]
-            if name in _STYLE_COMMANDS:
-                continue
-            if name in TEXT_COMMANDS:
-                text_opens = True
-                continue
-            name = _SYNONYMS.get(name, name)
-            bracket_depth += (name == "{") - (name == "}")
-            if name in _SIGNS_FROM_COMMANDS:
-                kind = "sign"
-            elif name in _SIGN_COMMANDS:
-                kind, name = "sign", _SIGN_COMMANDS[name]
-            lexeme = name
-        elif kind == "word":
-            if (depth_of_text or text_opens) and lexeme not in ("e", "i"):
-                kind = "text"
-        elif "," in lexeme:
-            if bracket_depth > 0 and not commas_are_spaced:
-                # Inside brackets `(1,234)` is a pair; only a comma set apart elsewhere shows that it cannot be.
-                _append_separated(tokens, lexeme, spaced)
-                spaced = text_opens = False
-                continue
-            lexeme = lexeme.replace(",", "")
-        tokens.append(Token(kind, lexeme, spaced))
-        spaced = text_opens = False
-        if len(tokens) > MAX_TOKENS:
-            raise UnreadableError("too many tokens")
+    tokens = _scan(text)
+    if len(tokens) > MAX_TOKENS:
+        raise UnreadableError("too many tokens")
+    if any(token.kind == "command" and token.text in TEXT_COMMANDS for token in tokens):
+        tokens = _mark_text(tokens)
+    if any("," in token.text and token.kind == "number" for token in tokens):
+        tokens = _resolve_commas(tokens, commas_are_spaced=", " in text)
     return tokens
 
 
-def _append_separated(tokens: list[Token], lexeme: str, spaced: bool) -> None:
-    for position, part in enumerate(lexeme.split(",")):
-        if position:
-            tokens.append(Token("sign", ",", False))
-        tokens.append(Token("number", part, spaced and position == 0))
+def _scan(text: str) -> list[Token]:
+    tokens: list[Token] = []
+    spaced = False
+    for match in _TOKEN.finditer(text):
+        kind, lexeme = match.lastgroup or "", match.group()
+        if kind == "space":
+            spaced = True
+            continue
+        if kind == "command":
+            name = lexeme[1:]
+            if name in _STYLE_COMMANDS:
+                continue
+            lexeme = _SYNONYMS.get(name, name)
+            if lexeme in _SIGNS_FROM_COMMANDS:
+                kind = "sign"
+        tokens.append(Token(kind, lexeme, spaced))
+        spaced = False
+    return tokens
+
+
+def _mark_text(tokens: list[Token]) -> list[Token]:
+    r"""Drop the braces of \text{…} and mark the words inside; `e` and `i` in roman type stay constants."""
+    result: list[Token] = []
+    braces_are_text: list[bool] = []
+    opening = spaced = False
+    for token in tokens:
+        is_text = True in braces_are_text
+        if token.kind == "command" and token.text in TEXT_COMMANDS:
+            opening = True
+            spaced = spaced or token.spaced
+            continue
+        if token.kind == "sign" and token.text == "{":
+            braces_are_text.append(opening)
+            if opening:
+                opening, spaced = False, True
+                continue
+        elif token.kind == "sign" and token.text == "}" and braces_are_text and braces_are_text.pop():
+            spaced = True
+            continue
+        kind = "text" if token.kind == "word" and (is_text or opening) and token.text not in ("e", "i") else token.kind
+        result.append(Token(kind, token.text, token.spaced or spaced))
+        opening = spaced = False
+    return result
+
+
+def _resolve_commas(tokens: list[Token], commas_are_spaced: bool) -> list[Token]:
+    """Join `1,234` outside brackets; inside, `(1,234)` is a pair unless a spaced comma shows that it is not."""
+    result: list[Token] = []
+    depth = 0
+    for token in tokens:
+        if token.kind == "number" and "," in token.text:
+            if depth > 0 and not commas_are_spaced:
+                for position, part in enumerate(token.text.split(",")):
+                    if position:
+                        result.append(Token("sign", ",", False))
+                    result.append(Token("number", part, token.spaced and position == 0))
+            else:
+                result.append(token._replace(text=token.text.replace(",", "")))
+            continue
+        if token.text in _BRACKETS and (token.kind == "command" or token.text not in "{}"):
+            depth += _BRACKETS[token.text]
+        result.append(token)
+    return result

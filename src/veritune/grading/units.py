@@ -11,11 +11,12 @@ from veritune.grading.vocabulary import SPEEDS, UNIT_LETTERS, UNIT_STOP_WORDS, U
 MAX_UNIT_WORDS = 12
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWER_AFTER = {"squared": 2, "cubed": 3}
+_SIGNS_IN_UNITS = frozenset("/*{}()^-'.")
 _TEMPERATURES = {"C": "celsius", "F": "fahrenheit"}
 
 
 class Unit(NamedTuple):
-    """Known units with their exponents, such as {("m", 1), ("s", -2)}, and the other words that name what is counted."""
+    """Known units with exponents, such as {("m", 1), ("s", -2)}, and the words that name what is counted."""
 
     dimensions: frozenset[tuple[str, int]] = frozenset()
     nouns: frozenset[str] = frozenset()
@@ -62,44 +63,51 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
     """The unit that the tokens after a number spell, or None if they are something else than a unit."""
     dimensions: dict[str, int] = {}
     nouns: set[str] = set()
-    direction, power, position, words = 1, 1, 0, 0
+    direction = power = 1
+    position = 0
+    if sum(token.kind in ("word", "text") for token in tokens) > MAX_UNIT_WORDS:
+        return None
     while position < len(tokens):
         token = tokens[position]
-        position += 1
         lowered = token.text.lower()
-        if lowered == "s" and position > 1 and tokens[position - 2].text == "'":
-            continue
-        if token.kind in ("word", "text"):
-            words += 1
-            if lowered in ("and", "or"):
+        position += 1
+        if token.kind not in ("word", "text"):
+            if token.kind == "command" and token.text == "circ":
+                dimensions["degree"] = 1
+            elif token.kind != "sign" or token.text not in _SIGNS_IN_UNITS:
                 return None
-            if lowered == "per":
+            elif token.text == "/":
                 direction = -1
-            elif lowered in _POWER_BEFORE:
-                power = _POWER_BEFORE[lowered]
-            else:
-                symbol = _symbol(token, tokens[:position])
-                exponent, position = _exponent(tokens, position)
-                if symbol in SPEEDS:
-                    dimensions |= {SPEEDS[symbol]: 1, "h": -1}
-                elif symbol:
-                    dimensions[symbol] = dimensions.get(symbol, 0) + direction * power * exponent
-                elif exponent != 1:
-                    return None
-                elif lowered not in UNIT_STOP_WORDS:
-                    nouns.add(singular(lowered))
-                direction = power = 1
-        elif token.kind == "sign" and token.text == "/":
+        elif lowered == "per":
             direction = -1
-        elif token.kind == "command" and token.text == "circ":
-            dimensions["degree"] = 1
-        elif not (token.kind == "sign" and token.text in "*{}()^-'."):
+        elif lowered in _POWER_BEFORE:
+            power = _POWER_BEFORE[lowered]
+        elif lowered in ("and", "or"):
             return None
-    if words > MAX_UNIT_WORDS:
-        return None
+        elif not (lowered == "s" and position > 1 and tokens[position - 2].text == "'"):
+            exponent, after = _exponent(tokens, position)
+            if not _add_word(token, tokens[:position], direction * power * exponent, dimensions, nouns):
+                return None
+            position, direction, power = after, 1, 1
     if "celsius" in dimensions or "fahrenheit" in dimensions:
         dimensions.pop("degree", None)
     return Unit(frozenset(dimensions.items()), frozenset(nouns) if not dimensions else frozenset())
+
+
+def _add_word(
+    token: Token, before: Sequence[Token], exponent: int, dimensions: dict[str, int], nouns: set[str]
+) -> bool:
+    """Note one word as a known unit or as a noun; False for a noun with an exponent, which is no unit."""
+    symbol = _symbol(token, before)
+    lowered = token.text.lower()
+    if symbol in SPEEDS:
+        dimensions.update({SPEEDS[symbol]: 1, "h": -1})
+    elif symbol:
+        dimensions[symbol] = dimensions.get(symbol, 0) + exponent
+    elif lowered not in UNIT_STOP_WORDS:
+        nouns.add(singular(lowered))
+        return abs(exponent) == 1
+    return True
 
 
 def _symbol(token: Token, before: Sequence[Token]) -> str | None:

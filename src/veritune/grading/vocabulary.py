@@ -27,7 +27,8 @@ NAMES = FUNCTIONS | GREEK_LETTERS | CONSTANT_WORDS
 
 LETTER_WORDS = words(
     "am an as at be by do go he hi if in is it me my no of oh ok on or so to up us we and not odd yes red add ace any "
-    "all for how low now own act arc bet dot ego fly mm cm km kg mg ml mi ft yd lb oz hr pm sq cu cc mph kph rpm sec min rad "
+    "all for how low now own act arc bet dot ego fly mm cm km kg mg ml mi ft yd lb oz hr pm sq cu cc mph kph rpm sec "
+    "min rad "
     "per sum god dog cat bit men two six ten one the set one new log"
 )
 """Short words that are never a product of variables."""
@@ -35,7 +36,28 @@ LETTER_WORDS = words(
 NUMBER_WORDS = {
     word: value
     for value, word in enumerate(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+        [
+            "zero",
+            "one",
+            "two",
+            "three",
+            "four",
+            "five",
+            "six",
+            "seven",
+            "eight",
+            "nine",
+            "ten",
+            "eleven",
+            "twelve",
+            "thirteen",
+            "fourteen",
+            "fifteen",
+            "sixteen",
+            "seventeen",
+            "eighteen",
+            "nineteen",
+        ]
     )
 } | {
     word: 10 * tens
@@ -79,17 +101,33 @@ FRACTION_WORDS = {
 MONTHS = {
     name: position
     for position, names in enumerate(
-        ["january jan", "february feb", "march mar", "april apr", "may", "june jun", "july jul", "august aug", "september sep sept", "october oct", "november nov", "december dec"],
+        [
+            "january jan",
+            "february feb",
+            "march mar",
+            "april apr",
+            "may",
+            "june jun",
+            "july jul",
+            "august aug",
+            "september sep sept",
+            "october oct",
+            "november nov",
+            "december dec",
+        ],
         start=1,
     )
     for name in names.split()
 }
 
 COPULAS = words(
-    "is are was were be equals equal = : has have had gives get gets got obtain obtained find found conclude costs cost "
-    "totals makes made make sold sells sell earns earned earn needs needed need spends spent spend pays paid pay bought "
+    "is are was were be equals equal = : has have had gives get gets got obtain obtained find found conclude costs "
+    "cost "
+    "totals makes made make sold sells sell earns earned earn needs needed need spends spent spend pays paid pay "
+    "bought "
     "buys buy ate eats eat ran runs drove drives saved saves save collected collects took takes take receives received "
-    "read reads reached wrote weighs weighed measures contains contained travels traveled walked walks uses used leaves left "
+    "read reads reached wrote weighs weighed measures contains contained travels traveled walked walks uses used "
+    "leaves left "
     "remain remains becomes became include includes total"
 )
 """Words right after which a sentence states its value."""
@@ -101,7 +139,8 @@ FILLERS = words(
 """Words between the copula and the value, or around a value, that change nothing."""
 
 QUANTITY_NOUNS = words(
-    "profit loss total distance area length width height depth volume value cost price amount weight mass speed rate income "
+    "profit loss total distance area length width height depth volume value cost price amount weight mass speed rate "
+    "income "
     "revenue average mean score probability perimeter radius diameter time age number"
 )
 """Nouns before `of` that leave the number what it is: `a profit of 70`, unlike `the square of 70`."""
@@ -129,7 +168,8 @@ BLOCKERS = words(
     believe suppose assume assuming assumed supposing suspect could might may would should unsure uncertain unclear
     unknown sure confident hopefully either whether
     about around approximately approx roughly nearly almost close near circa estimated estimate estimates approximate
-    least most more less fewer greater larger smaller bigger higher lower above below under over up beyond exceed exceeds
+    least most more less fewer greater larger smaller bigger higher lower above below under over up beyond exceed
+    exceeds
     exceeding between within bound bounded limit upper until till through range ranging minimum maximum max
     if unless when whenever where while provided condition conditional depending depends for except once
     some any several many few such like example e.g. say among including candidates candidate
@@ -204,7 +244,8 @@ UNIT_LETTERS = words("m g s h L V W J N K")
 """Single letters that are a unit when they stand apart after a number."""
 
 UNIT_STOP_WORDS = words(
-    "every in of the a an total altogether left remaining each all is are was were be answer final correct overall now per "
+    "every in of the a an total altogether left remaining each all is are was were be answer final correct overall now "
+    "per "
     "unit units exactly only her his their its our my he she they it we you him them that this these those there here "
     "by on at to from with and as been have has had did does do will away old long tall wide high deep"
 )
