@@ -12,7 +12,7 @@ from veritune.discovery.history import Attempt
 from veritune.discovery.problem import Problem
 from veritune.discovery.prompts import fence_for, prose
 
-_QUOTED_FAILURES = 5
+_QUOTED_FAILURES = 10
 _QUOTED_CHARACTERS = 1500
 
 _STRATEGIES = {
@@ -141,14 +141,20 @@ def _breakthroughs(played: Sequence[Attempt], problem: Problem) -> list[str]:
 
 
 def _failures(played: Sequence[Attempt]) -> list[str]:
-    """The last few verdicts against a candidate and requests without an answer, quoted, and how many there were."""
-    failed = [a for a in played if a.failure is not None or (a.verdict is not None and not a.verdict.valid)]
-    if not failed:
-        return []
-    sections = [f"{len(failed)} of {len(played)} attempts; the last ones:"]
-    for attempt in failed[-_QUOTED_FAILURES:]:
-        said = attempt.failure if attempt.verdict is None else attempt.verdict.message
-        sections.append(f"### `{attempt.id}`\n\n{_quoted(said or '', from_end=True)}")
+    """Verdicts against a candidate and requests without an answer: each kind quoted once, the frequent ones first."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for attempt in played:
+        said = attempt.failure
+        if attempt.verdict is not None and not attempt.verdict.valid:
+            said = attempt.verdict.message
+        if said is not None:
+            last_line = said.strip().rpartition("\n")[2]
+            kinds.setdefault(last_line, []).append((attempt.id, said))
+    failed = sum(map(len, kinds.values()))
+    sections = [f"{failed} of {len(played)} attempts."] if failed else []
+    for found in sorted(kinds.values(), key=len, reverse=True)[:_QUOTED_FAILURES]:
+        first_id, said = found[0]
+        sections.append(f"### {len(found)} times, first `{first_id}`\n\n{_quoted(said, from_end=True)}")
     return sections
 
 

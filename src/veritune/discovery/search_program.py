@@ -1,12 +1,14 @@
 """The shipped search for kissing configurations, sent through the loop as the text of a candidate program.
 
-Standard library only, and nothing of the package: it runs in the sandbox. Its points have squared norm 2 or 4.
+Standard library and NumPy only, and nothing of the package: it runs in the sandbox. Its points have squared norm 2 or 4.
 """
 
 import itertools
 import random
 import time
 from collections.abc import Iterable
+
+import numpy as np
 
 Vector = tuple[int, ...]
 
@@ -49,7 +51,7 @@ def signed_words(words: Iterable[Vector], dimension: int) -> list[Vector]:
 def constant_weight_code(length: int, draw: random.Random, deadline: float) -> list[Vector]:
     """Four-subsets of `length` points that meet pairwise in at most two, found among all of them."""
     words = list(itertools.combinations(range(length), 4))
-    conflicts = conflicting((itertools.combinations(word, 3) for word in words), len(words))
+    conflicts = conflicting([[(point, 1) for point in word] for word in words])
     # Three points lie in at most one word: where the Johnson bound is met, the search is over.
     enough = length * ((length - 1) * ((length - 2) // 2) // 3) // 4
     return [words[v] for v in independent_set(conflicts, [], enough, draw, deadline)]
@@ -61,25 +63,29 @@ def perturb_and_repair(start: list[Vector], dimension: int, draw: random.Random,
     position = {vector: index for index, vector in enumerate(shell)}
     if any(vector not in position for vector in start):
         return start  # the other shell is no place for this move
-    # Two vectors of squared norm 4 are too close exactly if three signed places agree (an inner product of 3).
-    triples = (itertools.combinations([(k, x) for k, x in enumerate(vector) if x], 3) for vector in shell)
+    conflicts = conflicting([[(k, x) for k, x in enumerate(vector) if x] for vector in shell])
     chosen = [position[vector] for vector in start]
     kept = draw.sample(chosen, len(chosen) - len(chosen) // 10)
-    found = independent_set(conflicting(triples, len(shell)), kept, len(shell), draw, deadline)
+    found = independent_set(conflicts, kept, len(shell), draw, deadline)
     return [shell[v] for v in found] if len(found) > len(start) else start
 
 
-def conflicting(triples_of: Iterable[Iterable[tuple[object, ...]]], count: int) -> list[list[int]]:
-    """For each of `count` vertices, those that share a triple with it."""
-    holders: dict[tuple[object, ...], list[int]] = {}
-    for vertex, triples in enumerate(triples_of):
-        for triple in triples:
+def conflicting(vectors: list[list[tuple[int, int]]]) -> list[list[int]]:
+    """For each vector, given by its nonzero (place, value) pairs, those that it is too close to.
+
+    For squared norm 4 that is an inner product of 3: three pairs agree, and the fourth lies in different places (in the
+    same place, with opposite sign, it brings the product down to 2).
+    """
+    holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for vertex, pairs in enumerate(vectors):
+        for triple in itertools.combinations(pairs, 3):
             holders.setdefault(triple, []).append(vertex)
-    conflicts: list[set[int]] = [set() for _ in range(count)]
+    places = [tuple(place for place, _ in pairs) for pairs in vectors]
+    conflicts: list[set[int]] = [set() for _ in vectors]
     for group in holders.values():
         for vertex in group:
-            conflicts[vertex].update(group)
-    return [sorted(group - {vertex}) for vertex, group in enumerate(conflicts)]
+            conflicts[vertex].update(other for other in group if places[other] != places[vertex])
+    return [sorted(group) for group in conflicts]
 
 
 def independent_set(
@@ -90,33 +96,31 @@ def independent_set(
     An evicted vertex stays out for some steps. After a long time without progress a fifth of the set is thrown out.
     Ends at `enough` vertices or at the deadline.
     """
-    inside, hits, barred_until = [False] * len(conflicts), [0] * len(conflicts), [0] * len(conflicts)
-
-    def put(vertex: int, present: bool) -> None:
-        inside[vertex] = present
-        for neighbour in conflicts[vertex]:
-            hits[neighbour] += 1 if present else -1
-
+    neighbours = [np.array(group, dtype=np.intp) for group in conflicts]
+    inside = np.zeros(len(conflicts), dtype=bool)
+    hits = np.zeros(len(conflicts), dtype=np.int32)  # neighbours inside
+    barred_until = np.zeros(len(conflicts), dtype=np.int64)
     for vertex in start:
-        put(vertex, True)
+        inside[vertex] = True
+        hits[neighbours[vertex]] += 1
     best, size, step, progress = list(start), len(start), 0, 0
     while len(best) < enough and time.monotonic() < deadline:
         step += 1
-        outside = [v for v in range(len(conflicts)) if not inside[v] and (hits[v] == 0 or barred_until[v] <= step)]
-        if not outside:
-            continue
-        fewest = min(hits[v] for v in outside)
-        entering = draw.choice([v for v in outside if hits[v] == fewest])
-        leaving = [v for v in conflicts[entering] if inside[v]]
-        put(entering, True)
-        size += 1
+        cost = np.where(inside | ((barred_until > step) & (hits > 0)), len(conflicts), hits)
+        if cost.min() == len(conflicts):
+            continue  # whatever is outside must stay there for now
+        entering = draw.choice(np.flatnonzero(cost == cost.min()).tolist())
+        leaving = [v for v in neighbours[entering].tolist() if inside[v]]
         if step - progress > 2000:
             progress = step
-            leaving += draw.sample([v for v in range(len(conflicts)) if inside[v] and v not in leaving], size // 5)
+            leaving += draw.sample(sorted(set(np.flatnonzero(inside).tolist()) - set(leaving)), size // 5)
+        inside[entering] = True
+        hits[neighbours[entering]] += 1
         for vertex in leaving:
-            put(vertex, False)
+            inside[vertex] = False
+            hits[neighbours[vertex]] -= 1
             barred_until[vertex] = step + draw.randint(7, 16)
-        size -= len(leaving)
+        size += 1 - len(leaving)
         if size > len(best):
-            best, progress = [v for v in range(len(conflicts)) if inside[v]], step
+            best, progress = np.flatnonzero(inside).tolist(), step
     return best

@@ -1,0 +1,59 @@
+"""Settings that cannot work are refused by name, value and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from veritune.configs import field_documentation, field_types
+from veritune.discovery import DiscoverConfig
+from veritune.discovery.events import EventLog, read_events
+from veritune.errors import ConfigError, DataError
+
+IMPOSSIBLE = {
+    "model is empty": {},
+    "rounds is 0; it must be at least 1": {"model": "m", "rounds": 0},
+    "islands is 5; it must lie between 1 and 4": {"model": "m", "islands": 5},
+    "samples is 0": {"model": "m", "samples": 0},
+    "temperature is -1; it must not be negative": {"model": "m", "temperature": -1},
+    "token_budget is 0; it must be positive": {"model": "m", "token_budget": 0},
+    "strategy is": {"model": "m", "strategy": ("refine", "guess")},
+    "strategy is ()": {"model": "m", "strategy": ()},
+    "the shipped search knows kissing only": {"proposer": "search", "problem": "cap_set"},
+    "resume is set, but run is not": {"model": "m", "resume": True},
+}
+
+
+@pytest.mark.parametrize("message", IMPOSSIBLE)
+def test_impossible_settings(message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        DiscoverConfig(**IMPOSSIBLE[message])
+    assert message in str(refused.value)
+
+
+def test_every_field_is_documented() -> None:
+    assert field_documentation(DiscoverConfig).keys() == field_types(DiscoverConfig).keys()
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with EventLog(tmp_path, resume=False) as log:
+        log.append("start", value=1)
+        with pytest.raises(ConfigError, match="being written by another process"):
+            EventLog(tmp_path, resume=True)
+    with EventLog(tmp_path, resume=True) as log:
+        assert [event["value"] for event in log.events] == [1]
+
+
+def test_elapsed_goes_on_across_a_resume(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"type": "start", "time": 1.0, "elapsed": 1000.5}\n{"type": "torn')
+    with EventLog(tmp_path, resume=True) as log:
+        assert 1000.5 <= log.elapsed() < 1010
+        log.append("resume")
+    assert [event["type"] for event in read_events(tmp_path)] == ["start", "resume"]
+
+
+def test_a_log_that_was_tampered_with_is_named(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"type": "start"}\nnonsense\n')
+    with pytest.raises(DataError, match=r"events\.jsonl, line 2"):
+        read_events(tmp_path)

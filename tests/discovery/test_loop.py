@@ -1,0 +1,317 @@
+"""The loop against a scripted endpoint: a real HTTP server, the real client, the real sandbox and verifier."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openai", reason="needs the discover extra")
+
+from endpoint import CUT_OFF, DISCONNECTS, DRIPS, STALLS, ScriptedEndpoint, answers, fails, raw
+
+from veritune.discovery import DiscoverConfig, discover, replay_conversation, write_outputs
+from veritune.discovery.events import read_events
+from veritune.discovery.sandbox import REQUIRED_LAYERS, probe_sandbox
+from veritune.errors import ConfigError
+
+if not set(REQUIRED_LAYERS) <= set(probe_sandbox().layers):
+    pytest.skip("the loop needs Landlock and seccomp", allow_module_level=True)
+
+KEY = "sk-scripted-0123456789"
+AXES = "points = [[2 * s if k == i else 0 for k in range(5)] for i in range(5) for s in (1, -1)]\n"
+ROOTS = (
+    "from itertools import combinations, product\n"
+    "def run_code():\n"
+    "    return [[a if k == i else b if k == j else 0 for k in range(5)]\n"
+    "            for i, j in combinations(range(5), 2) for a, b in product((1, -1), repeat=2)]\n"
+)
+PAIR = "points = [[1, 0, 0, 0, 0], [-1, 0, 0, 0, 0]]\n"
+TOO_CLOSE = "points = [[3, 0, 0, 0, 0], [2, 1, 0, 0, 0]]\n"
+BROKEN = "def run_code(:\n    return 1\n"
+
+
+def fenced(program: str, prose: str = "My idea.") -> str:
+    return f"{prose}\n\n```python\n{program}```\n"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def config(endpoint: ScriptedEndpoint, folder: Path, **changes) -> DiscoverConfig:
+    settings = {
+        "dimension": 5,
+        "run": folder,
+        "model": "scripted",
+        "base_url": endpoint.base_url,
+        "rounds": 1,
+        "concurrency": 1,
+        "retries": 2,
+        "backoff_seconds": 0.01,
+        "request_seconds": 20.0,
+        "program_seconds": 20.0,
+    }
+    return DiscoverConfig(**{**settings, **changes})
+
+
+def of_type(folder: Path, kind: str) -> list[dict]:
+    return [event for event in read_events(folder) if event["type"] == kind]
+
+
+def conversation(folder: Path) -> dict:
+    return json.loads((folder / "conversation_log.json").read_text())
+
+
+def test_through_everything_to_the_scripted_best(tmp_path: Path) -> None:
+    script = [
+        answers("I cannot help with mathematics."),
+        fails(500), fails(503), answers(fenced(PAIR)),
+        answers(fenced(BROKEN)),
+        DISCONNECTS, CUT_OFF, answers(fenced(AXES)),
+        fails(429, {"retry-after": "0.02"}), answers(fenced(TOO_CLOSE)),
+        fails(400), 
+        fails(500), fails(500), fails(500),
+        answers(fenced(ROOTS, "Take the roots of D5.")),
+        answers(fenced(PAIR)),
+        raw(b"<html>gateway</html>", "text/html"),
+        raw(b"{\"choices\": []}", "application/json"),
+        raw(b"not json at all", "application/json"),
+        answers("", choices=[{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": None}}]),
+        answers(fenced(AXES), usage=None),
+    ]  # fmt: skip
+    with ScriptedEndpoint(script) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", rounds=14))
+        assert len(endpoint.requests) == len(script)
+    verdicts = {event["id"]: (event["valid"], event["score"]) for event in of_type(folder, "verdict")}
+    scores = [0, 2, 0, 10, 0, None, None, 40, 2, None, None, None, 0, 10]
+    # a 400 and three 500s in a row cost their round, and so do three bodies that are no completion
+    assert len(of_type(folder, "failure")) == 5
+    assert [verdicts.get(f"r{n}-i0-s0", (None, None))[1] for n in range(14)] == scores
+    assert len(of_type(folder, "retry")) == 2 + 2 + 1 + 2
+    assert (folder / "best_program.py").read_text() == ROOTS
+    points = json.loads((folder / "best_points.json").read_text())
+    assert len(points) == 40
+    assert sorted(sum(x * x for x in point) for point in points) == [2] * 40
+    assert replay_conversation(folder / "conversation_log.json") == (ROOTS, 40)
+    report = (folder / "report.md").read_text()
+    for said in (
+        "**Final score: 40**",
+        "Take the roots of D5.",
+        "SyntaxError",
+        "score_by_round.png",
+        "Error code: 400",
+    ):
+        assert said in report
+    assert (folder / "score_by_round.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_stalls_and_drips_are_retried_and_cost_at_most_their_round(tmp_path: Path) -> None:
+    script = [STALLS, answers(fenced(AXES)), DRIPS, DRIPS, answers(fenced(ROOTS))]
+    with ScriptedEndpoint(script) as endpoint:
+        started = time.monotonic()
+        folder = discover(config(endpoint, tmp_path / "run", rounds=3, retries=1, request_seconds=0.5))
+        assert time.monotonic() - started < 20
+    assert [event["score"] for event in of_type(folder, "verdict")] == [10, 40]
+    assert ["Timeout" in event["error"] for event in of_type(folder, "retry") + of_type(folder, "failure")] == [
+        True
+    ] * 3
+
+
+def test_refine_tells_the_exact_words_and_shows_the_best_program(tmp_path: Path) -> None:
+    with ScriptedEndpoint([answers(fenced(AXES)), answers(fenced(TOO_CLOSE)), answers("no")]) as endpoint:
+        discover(config(endpoint, tmp_path / "run", rounds=3))
+        prompts = [request["messages"][1]["content"] for request in endpoint.requests]
+    assert "points =" not in prompts[0]
+    assert "604" not in prompts[0]
+    assert "Best known: 40" in prompts[0]
+    assert AXES in prompts[1]
+    assert "score 10" in prompts[1]
+    # (3,0,0,0,0) and (2,1,0,0,0): distance 1 + 1 = 2, norms 9 and 5
+    assert "Minimum squared distance 2 < maximum squared norm 9 (points 0 and 1)" in prompts[2]
+    assert AXES in prompts[2]
+    assert TOO_CLOSE in prompts[2]
+
+
+def test_prompt_alone_tells_nothing_of_the_past(tmp_path: Path) -> None:
+    with ScriptedEndpoint([answers(fenced(AXES)), answers(fenced(PAIR))]) as endpoint:
+        discover(config(endpoint, tmp_path / "run", rounds=2, strategy=("prompt",)))
+        assert endpoint.requests[0]["messages"] == endpoint.requests[1]["messages"]
+
+
+def test_best_of_n_asks_n_times_and_keeps_the_best(tmp_path: Path) -> None:
+    script = [answers(fenced(program)) for program in (PAIR, ROOTS, AXES)]
+    with ScriptedEndpoint(script) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", strategy=("best-of-n",), samples=3, concurrency=3))
+        assert len(endpoint.requests) == 3
+        assert all(request["messages"] == endpoint.requests[0]["messages"] for request in endpoint.requests)
+    assert (folder / "best_program.py").read_text() == ROOTS
+
+
+def test_islands_keep_to_themselves_until_they_migrate(tmp_path: Path) -> None:
+    # round 0: island 0 gets AXES, island 1 PAIR; both then answer in prose, so parents come from round 0 alone
+    script = [answers(fenced(AXES)), answers(fenced(PAIR)), answers("prose")]
+    with ScriptedEndpoint(script) as endpoint:
+        settings = {"strategy": ("islands", "refine"), "islands": 2, "rounds": 6, "migration_interval": 2}
+        discover(config(endpoint, tmp_path / "run", **settings))
+        prompts = [request["messages"][1]["content"] for request in endpoint.requests]
+    assert len(prompts) == 12
+    assert AXES in prompts[2]
+    assert PAIR not in prompts[2]
+    assert PAIR in prompts[3]
+    assert AXES not in prompts[3]
+    assert any(AXES in prompt for prompt in prompts[5::2])  # island 1 after the first migration
+    assert all((AXES in prompt) != (PAIR in prompt) for prompt in prompts[2:])
+
+
+BUDGETS = {
+    "token_budget": (250, 3),  # 120 tokens an answer: 120, 240, 360
+    "cost_budget": (0.0003, 3),  # 100 * 1 + 20 * 2 = 140 millionths an answer: 0.00014, 0.00028, 0.00042
+    "rounds": (2, 2),
+    "stop_at_score": (10, 1),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_budgets(name: str, tmp_path: Path) -> None:
+    value, requests = BUDGETS[name]
+    with ScriptedEndpoint([answers(fenced(AXES))]) as endpoint:
+        settings = {"rounds": 5, "input_price": 1.0, "output_price": 2.0, name: value}
+        folder = discover(config(endpoint, tmp_path / "run", **settings))
+        assert len(endpoint.requests) == requests
+    assert len(of_type(folder, "stop")) == 1
+    total = sum(event["cost"] for event in of_type(folder, "answer"))
+    assert total == pytest.approx(requests * 0.00014, rel=1e-9)
+
+
+def test_the_time_budget_ends_the_run(tmp_path: Path) -> None:
+    slow = "import time\ntime.sleep(0.3)\n" + AXES
+    with ScriptedEndpoint([answers(fenced(slow))]) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", rounds=100, time_budget_seconds=1.0))
+        assert 1 <= len(endpoint.requests) <= 4
+    assert "time budget" in of_type(folder, "stop")[0]["reason"]
+
+
+def test_the_key_is_used_and_never_written(tmp_path: Path) -> None:
+    script = [fails(400, message=f"your key {KEY} is odd"), answers(fenced(f"# {KEY}\n{AXES}"))]
+    with ScriptedEndpoint(script) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", rounds=2))
+        assert set(endpoint.keys) == {f"Bearer {KEY}"}
+    for path in folder.iterdir():
+        assert KEY.encode() not in path.read_bytes(), path
+
+
+def test_requests_run_side_by_side(tmp_path: Path) -> None:
+    with ScriptedEndpoint([STALLS, STALLS, STALLS, answers(fenced(AXES))]) as endpoint:
+        settings = {"strategy": ("best-of-n",), "samples": 4, "concurrency": 4, "request_seconds": 1.0, "retries": 0}
+        started = time.monotonic()
+        folder = discover(config(endpoint, tmp_path / "run", **settings))
+        assert time.monotonic() - started < 2.9  # one after the other the three stalls alone take 3 s
+    assert [event["score"] for event in of_type(folder, "verdict")] == [10]
+
+
+def test_cut_at_any_event_and_resumed_it_asks_only_what_is_unanswered(tmp_path: Path) -> None:
+    """A killed process leaves a prefix of the log and perhaps half a line. Every prefix must lead to the same end."""
+    programs = [PAIR, BROKEN, ROOTS]
+    script = [answers(fenced(program)) for program in programs]
+    with ScriptedEndpoint(script) as endpoint:
+        whole = discover(config(endpoint, tmp_path / "whole", rounds=3))
+    lines = (whole / "events.jsonl").read_bytes().splitlines(keepends=True)
+    expected = [exchange["messages"] for exchange in conversation(whole)["exchanges"]]
+    for kept in range(len(lines)):
+        folder = tmp_path / f"cut-{kept}"
+        folder.mkdir()
+        torn = lines[kept][: len(lines[kept]) // 2 * (kept % 2)]
+        (folder / "events.jsonl").write_bytes(b"".join(lines[:kept]) + torn)
+        answered = sum(json.loads(line)["type"] == "answer" for line in lines[:kept])
+        with ScriptedEndpoint([*script[answered:], fails(400)]) as endpoint:
+            discover(config(endpoint, folder, rounds=3, resume=True))
+            assert len(endpoint.requests) == 3 - answered
+        assert [exchange["messages"] for exchange in conversation(folder)["exchanges"]] == expected
+        assert (folder / "best_program.py").read_text() == ROOTS
+        assert replay_conversation(folder / "conversation_log.json") == (ROOTS, 40)
+        assert len(of_type(folder, "answer")) == len(of_type(folder, "verdict")) == 3
+
+
+def test_kill_nine_and_resume(tmp_path: Path) -> None:
+    """The real thing: the process is killed while programs run and requests are under way, three times over."""
+    slow = "import time\ntime.sleep(0.2)\n"
+    script = [answers(fenced(slow + program)) for program in (PAIR, AXES) * 4 + (ROOTS,)] + [answers(fenced(PAIR))]
+    folder = tmp_path / "run"
+    with ScriptedEndpoint(script) as endpoint:
+        for kill, seen in enumerate((2, 4, 6)):
+            resume = "True" if kill else "False"
+            code = (
+                "from pathlib import Path\nfrom veritune.discovery import *\n"
+                f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), model='scripted', rounds=9, "
+                f"program_seconds=20.0, base_url={endpoint.base_url!r}, resume={resume}))"
+            )
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+            deadline = time.monotonic() + 60
+            while endpoint.served < seen and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.05 * kill)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        before = {event["id"]: event["answer"] for event in of_type(folder, "answer")}
+        assert before
+        discover(config(endpoint, folder, rounds=9, resume=True))
+        # at most the one answer on its way at each kill was never received
+        assert len(endpoint.requests) <= 9 + 3
+    after = {event["id"]: event["answer"] for event in of_type(folder, "answer")}
+    assert len(after) == len(of_type(folder, "answer")) == 9
+    assert before.items() <= after.items()
+
+
+def test_control_c_saves(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with ScriptedEndpoint([answers(fenced(AXES)), STALLS]) as endpoint:
+        code = (
+            "from pathlib import Path\nfrom veritune.discovery import *\n"
+            f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), model='scripted', "
+            f"base_url={endpoint.base_url!r}))"
+        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while len(endpoint.requests) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert b"KeyboardInterrupt" in errors
+    assert (folder / "best_program.py").read_text() == AXES
+    assert of_type(folder, "stop")[0]["reason"] == "interrupted"
+
+
+def test_outputs_are_derived_from_the_log_alone(tmp_path: Path) -> None:
+    with ScriptedEndpoint([answers(fenced(AXES)), answers("no")]) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", rounds=2))
+    written = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for path in folder.iterdir():
+        if path.name != "events.jsonl":
+            path.unlink()
+    write_outputs(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
+
+
+def test_refusals(tmp_path: Path, monkeypatch) -> None:
+    with ScriptedEndpoint([answers(fenced(AXES))]) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run"))
+        with pytest.raises(ConfigError, match="already holds a run"):
+            discover(config(endpoint, folder))
+        with pytest.raises(ConfigError, match="seed is 7, but the run to resume has 0"):
+            discover(config(endpoint, folder, resume=True, seed=7))
+        with pytest.raises(ConfigError, match="no run to continue"):
+            discover(config(endpoint, tmp_path / "absent", resume=True))
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        discover(DiscoverConfig(model="scripted", run=tmp_path / "keyless"))
+    assert not (tmp_path / "keyless").exists()
