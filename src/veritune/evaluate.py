@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from veritune.types import Completion, Engine, Example, Sampling, Score
 
 RewardFunction = Callable[[str, Any], Score]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Every response of an evaluation, N examples with n responses each, in the examples' order."""
-
-    examples: list[Example]
-    completions: list[list[Completion]]
-    scores: list[list[Score]]
-
-    def summary(self) -> dict[str, float | None]:
-        """Means over all responses, and the 95% interval of the accuracy."""
-        scores = [score for group in self.scores for score in group]
-        completions = [completion for group in self.completions for completion in group]
-        return summarize(scores, completions)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One JSON-ready row a response."""
-        return [
-            response_row(example, completion, score)
-            for example, completions, scores in zip(self.examples, self.completions, self.scores, strict=True)
-            for completion, score in zip(completions, scores, strict=True)
-        ]
+Group = tuple[Example, list[Completion], list[Score]]
+"""One example with its n responses and their scores, side by side."""
 
 
 def evaluate(
@@ -42,14 +21,30 @@ def evaluate(
     examples: Sequence[Example],
     prompts_ids: Sequence[Sequence[int]],
     sampling: Sampling,
-) -> Evaluation:
-    """Generate `sampling.n` responses for each prompt and grade them."""
+) -> list[Group]:
+    """Generate `sampling.n` responses for each of N prompts and grade them: N groups in the examples' order."""
     completions = engine.generate(prompts_ids, sampling)
-    scores = [
-        [reward_fn(completion.text, example.ground_truth) for completion in group]
+    return [
+        (example, group, [reward_fn(completion.text, example.ground_truth) for completion in group])
         for example, group in zip(examples, completions, strict=True)
     ]
-    return Evaluation(list(examples), completions, scores)
+
+
+def summarize_groups(groups: Sequence[Group]) -> dict[str, float | None]:
+    """`summarize` over all responses of all groups."""
+    return summarize(
+        [score for _, _, scores in groups for score in scores],
+        [completion for _, completions, _ in groups for completion in completions],
+    )
+
+
+def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """One JSON-ready row a response, siblings side by side."""
+    return [
+        response_row(example, completion, score)
+        for example, completions, scores in groups
+        for completion, score in zip(completions, scores, strict=True)
+    ]
 
 
 def summarize(scores: Sequence[Score], completions: Sequence[Completion]) -> dict[str, float | None]:

@@ -25,6 +25,7 @@ from veritune.report import write_report
 from veritune.runs import Checkpoint, RunFolder
 from veritune.tasks import load_task
 from veritune.trackers import tracking
+from veritune.training import Session
 
 RECIPES = {"grpo": ("veritune.recipes.grpo", "GRPOConfig")}
 """Each recipe's module, which has a `run`, and the name of its config class."""
@@ -100,7 +101,7 @@ def _follow(
                 show(row)
                 track(row)
 
-            module.run(config, policy, task, engine, run, checkpoint=checkpoint, listen=listen)
+            module.run(Session(config, policy, task, engine, run, checkpoint, listen))
     finally:
         engine.close()
         run.unlock()

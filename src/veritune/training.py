@@ -18,13 +18,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from veritune.configs import CommonConfig, TrainingConfig
+from veritune.configs import CommonConfig
 from veritune.errors import CheckpointError, EngineError, Interrupted, TrainingError
-from veritune.policies import Policy, save_policy
+from veritune.evaluate import Group, evaluate, group_rows, summarize_groups
+from veritune.policies import Policy, encode_prompts, save_policy
 from veritune.primitives import pad_prompt_and_response, selected_log_probs
 from veritune.randomness import derive_seed
 from veritune.runs import Checkpoint, RunFolder
-from veritune.types import Completion, Example, Sampling
+from veritune.types import Completion, Engine, Example, Sampling, Task
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -232,41 +233,95 @@ def _trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Para
 Row = dict[str, Any]
 
 
-def train(
-    config: TrainingConfig,
-    run: RunFolder,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    *,
-    start: int,
-    update: Callable[[int], Row],
-    validate: Callable[[int], Row],
-    listen: Callable[[Row], None],
-) -> None:
-    """Call `update(step)` for start + 1 to `config.steps`, validate and checkpoint on time, record every row.
+@dataclass(frozen=True)
+class Session:
+    """What a recipe is given: its config and everything that the config named."""
 
-    `update` and `validate` return metrics. Ctrl-C ends the run after the step in progress, with a checkpoint and an
-    Interrupted that says how to resume; a second Ctrl-C ends it at once.
+    config: Any
+    policy: Policy
+    task: Task
+    engine: Engine
+    run: RunFolder
+    checkpoint: Checkpoint | None = None
+    """Where a resumed run starts; `policy` has been loaded from it."""
+    listen: Callable[[Row], None] = lambda row: None
+    """Told every row of metrics."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.policy.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.policy.model.parameters()).dtype
+
+
+def prepare_optimizer(session: Session) -> torch.optim.AdamW:
+    """The config's AdamW, with the checkpoint's state if there is one."""
+    config = session.config
+    optimizer = make_optimizer(
+        session.policy.model,
+        learning_rate=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+    )
+    if session.checkpoint:
+        restore_optimizer(session.checkpoint, session.policy, optimizer)
+    return optimizer
+
+
+def sample_and_grade(
+    session: Session, step: int, purpose: str, examples: Sequence[Example], *, n: int, version: int
+) -> list[Group]:
+    """n graded responses for each example, from the weights that the engine was given last, proved to be `version`."""
+    prompts_ids = encode_prompts(session.policy, map(session.task.prompt, examples))
+    sampling = sampling_of(session.config, step, purpose, stop=session.task.stop, n=n)
+    groups = evaluate(session.engine, session.task.reward, examples, prompts_ids, sampling)
+    require_version([completions for _, completions, _ in groups], version)
+    return groups
+
+
+def validate(session: Session, step: int) -> Row:
+    """One sampled response for each held-out problem, at the training temperature; every response is kept."""
+    began = time.perf_counter()
+    examples = session.task.examples("validation")[: session.config.validation_examples]
+    session.engine.load_weights(session.policy.model, version=step)
+    groups = sample_and_grade(session, step, "validation", examples, n=1, version=step)
+    session.run.write_rows("validation", step, group_rows(groups))
+    seconds = time.perf_counter() - began
+    return {
+        **{f"validation_{name}": value for name, value in summarize_groups(groups).items()},
+        "seconds_validate": seconds,
+    }
+
+
+def train(session: Session, optimizer: torch.optim.Optimizer, *, steps: int, update: Callable[[int], Row]) -> None:
+    """Call `update(step)` from the checkpoint's step + 1 to `steps`, validate and checkpoint on time, record every row.
+
+    `update` returns metrics. Ctrl-C ends the run after the step in progress, with a checkpoint and an Interrupted that
+    says how to resume; a second Ctrl-C ends it at once.
     """
+    config, run = session.config, session.run
     elapsed_before = max((row["seconds_elapsed"] for row in run.metrics()), default=0.0)
     began = time.perf_counter()
 
     def record(row: Row) -> None:
         row["seconds_elapsed"] = elapsed_before + time.perf_counter() - began
         run.append_metrics(row)
-        listen(row)
+        session.listen(row)
 
+    start = session.checkpoint.step if session.checkpoint else 0
     if start == 0:
-        record({"step": 0, **validate(0)})
+        record({"step": 0, "steps": steps, **validate(session, 0)})
     with stop_requests() as stop_requested:
-        for step in range(start + 1, config.steps + 1):
-            row = {"step": step, **update(step)}
-            last = step == config.steps
+        for step in range(start + 1, steps + 1):
+            row = {"step": step, "steps": steps, **update(step)}
+            last = step == steps
             if last or step % config.validate_every == 0:
-                row |= validate(step)
+                row |= validate(session, step)
             record(row)
             if last or stop_requested() or step % config.checkpoint_every == 0:
-                save_checkpoint(run, step, policy, optimizer, keep=config.keep_checkpoints)
+                save_checkpoint(run, step, session.policy, optimizer, keep=config.keep_checkpoints)
             if stop_requested() and not last:
                 raise Interrupted(f"stopped after step {step}; resume with: veritune resume {run.path}")
 
@@ -291,9 +346,13 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def refused(run: RunFolder, step: int, reason: str, rows: Sequence[Mapping[str, Any]]) -> TrainingError:
-    """Save the batch of a step that must not be taken under refused/; returns the error to raise."""
-    run.write_rows("refused", step, rows)
-    return TrainingError(
-        f"step {step} was refused: {reason}. The batch is in {run.path / 'refused'}; the last checkpoint is intact"
-    )
+@contextlib.contextmanager
+def refused_on_error(run: RunFolder, step: int, rows: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Where an update cannot be taken, save its batch under refused/ and say where it lies."""
+    try:
+        yield
+    except TrainingError as error:
+        run.write_rows("refused", step, rows)
+        raise TrainingError(
+            f"step {step} was refused: {error}. The batch is in {run.path / 'refused'}; the last checkpoint is intact"
+        ) from error

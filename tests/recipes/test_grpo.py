@@ -14,6 +14,7 @@ from veritune.policies import Policy, load_policy
 from veritune.recipes import grpo
 from veritune.recipes.grpo import GRPOConfig, accumulate_gradient, score_rollouts
 from veritune.runs import RunFolder
+from veritune.training import Session
 from veritune.types import Completion, Example, Rollout, Score
 
 VOLATILE = ("seconds", "per_second")
@@ -55,7 +56,7 @@ def fresh(policy):
 
 def follow(config, policy, folder, checkpoint=None, listen=lambda row: None):
     torch.manual_seed(12345)  # nothing may depend on the global generator
-    grpo.run(config, policy, VowelTask(), NativeEngine(policy), folder, checkpoint=checkpoint, listen=listen)
+    grpo.run(Session(config, policy, VowelTask(), NativeEngine(policy), folder, checkpoint, listen))
 
 
 def steady(rows):
@@ -223,7 +224,7 @@ def test_an_engine_that_serves_other_weights_is_not_trained_on(random_policy, tm
     policy = fresh(random_policy)
     run = RunFolder.create(tmp_path / "run", "", {})
     with pytest.raises(EngineError, match="asked for completions of weights version 2"):
-        grpo.run(dataclasses.replace(SMALL, validate_every=99), policy, VowelTask(), Stale(policy), run)
+        grpo.run(Session(dataclasses.replace(SMALL, validate_every=99), policy, VowelTask(), Stale(policy), run))
 
 
 def test_a_task_without_problems_is_refused(random_policy, tmp_path, monkeypatch):

@@ -7,8 +7,7 @@ policy gradient for one or several epochs over the rollouts.
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,38 +15,36 @@ import torch
 from torch import Tensor
 
 from veritune.configs import TrainingConfig, require
-from veritune.errors import ConfigError, DataError, TrainingError
-from veritune.evaluate import evaluate, response_row, summarize
-from veritune.policies import Policy, encode_prompts
+from veritune.errors import ConfigError, TrainingError
+from veritune.evaluate import Group, response_row, summarize
+from veritune.policies import Policy, load_policy
 from veritune.primitives import (
-    Baseline,
+    POLICY_GRADIENT_LOSSES,
+    LossType,
     approximate_kl_k3,
     compute_policy_gradient_loss,
     group_advantages,
+    maxrl_advantages,
     sequence_loss_weights,
 )
 from veritune.randomness import derive_seed
-from veritune.runs import Checkpoint, RunFolder
 from veritune.training import (
     Microbatch,
     Row,
+    Session,
     Stopwatch,
     clip_and_step,
     cut_microbatches,
     draw_batch,
-    make_optimizer,
     pad_responses,
-    refused,
-    require_version,
-    restore_optimizer,
-    sampling_of,
+    prepare_optimizer,
+    refused_on_error,
+    sample_and_grade,
     scheduled_learning_rate,
     score_responses,
     train,
 )
-from veritune.types import Engine, Example, Rollout, Task
-
-NEEDS_OLD_POLICY = ("grpo_clip", "grpo_no_clip")
+from veritune.types import Example, Rollout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +63,14 @@ class GRPOConfig(TrainingConfig):
     """Responses of one optimiser step; smaller than rollout_batch_size makes later steps off-policy."""
     epochs_per_rollout_batch: int = 1
     """Passes over each rollout batch."""
-    loss_type: Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"] = (
-        "reinforce_with_baseline"
-    )
-    """The policy-gradient loss; grpo_clip and grpo_no_clip need an old policy, so an off-policy setting."""
+    loss_type: LossType = "reinforce_with_baseline"
+    """The policy-gradient loss; all but no_baseline and reinforce_with_baseline need an old policy, so off-policy."""
     cliprange: float = 0.2
-    """Distance from 1 at which grpo_clip clips the probability ratio."""
+    """Distance from 1 at which grpo_clip, gspo and cispo clip the probability ratio."""
+    cliprange_high: float | None = None
+    """The same distance above 1, where it differs (clip-higher)."""
+    baseline: Literal["group_mean", "leave_one_out", "max_rl"] = "group_mean"
+    """What a response is compared with: its group's mean, the mean of the others (RLOO), or MaxRL's scaled mean."""
     normalize_by_std: bool = True
     """Divide advantages by the group's standard deviation (GRPO); off is Dr. GRPO."""
     advantage_eps: float = 1e-6
@@ -80,6 +79,12 @@ class GRPOConfig(TrainingConfig):
     """Mean over each response's tokens, sum over them divided by normalize_constant, or mean over the batch's."""
     normalize_constant: float | None = None
     """The divisor of length_normalization constant; default: max_tokens."""
+    kl_coefficient: float = 0.0
+    """Weight of the KL divergence to the initial policy (k3 estimator) in the loss; 0 loads no reference."""
+    resample_rounds: int = 0
+    """How often groups whose rewards are all equal are drawn again with other prompts (dynamic sampling)."""
+    filter_truncated: bool = False
+    """Responses cut off at max_tokens have no loss (overlong filtering); they stay in the denominators."""
     skip_zero_advantages: bool = True
     """Leave responses without advantage out of the passes: they have no gradient, and stay in the denominators."""
 
@@ -115,11 +120,21 @@ class GRPOConfig(TrainingConfig):
             self.normalize_constant is None or self.normalize_constant > 0,
             "positive",
         )
+        require(
+            self,
+            "cliprange_high",
+            self.cliprange_high is None or self.cliprange_high >= self.cliprange,
+            "at least cliprange",
+        )
+        require(self, "kl_coefficient", self.kl_coefficient >= 0, "0 or more")
+        require(self, "resample_rounds", self.resample_rounds >= 0, "0 or more")
+        if self.baseline == "max_rl" and self.normalize_by_std:
+            raise ConfigError("normalize_by_std is True; baseline max_rl divides by the group's mean and needs it off")
         if self.group_size < 2 and self.loss_type != "no_baseline":
             raise ConfigError(
                 f"group_size is {self.group_size}; loss_type {self.loss_type} compares siblings, at least 2"
             )
-        if self.loss_type in NEEDS_OLD_POLICY and not self.off_policy:
+        if "old_log_probs" in POLICY_GRADIENT_LOSSES[self.loss_type][1] and not self.off_policy:
             raise ConfigError(
                 f"loss_type is {self.loss_type!r}, but every update is on-policy, so there is no old policy; set "
                 "epochs_per_rollout_batch above 1 or train_batch_size below rollout_batch_size, or use "
@@ -132,83 +147,45 @@ class GRPOConfig(TrainingConfig):
         return self.epochs_per_rollout_batch > 1 or self.train_batch_size < self.rollout_batch_size
 
 
-def run(
-    config: GRPOConfig,
-    policy: Policy,
-    task: Task,
-    engine: Engine,
-    run_folder: RunFolder,
-    *,
-    checkpoint: Checkpoint | None = None,
-    listen: Callable[[Row], None] = lambda row: None,
-) -> None:
-    """Train `policy` on `task`, from `checkpoint` if there is one, and leave everything in `run_folder`."""
-    optimizer = make_optimizer(
-        policy.model,
-        learning_rate=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        weight_decay=config.weight_decay,
+def run(session: Session) -> None:
+    """Train the session's policy on its task and leave everything in its run folder."""
+    config = session.config
+    optimizer = prepare_optimizer(session)
+    train_examples = session.task.examples("train")
+    reference = (
+        load_policy(config.policy, device=session.device, dtype=session.dtype) if config.kl_coefficient else None
     )
-    if checkpoint:
-        restore_optimizer(checkpoint, policy, optimizer)
-    train_examples = task.examples("train")
-    validation_examples = task.examples("validation")[: config.validation_examples]
-    if not train_examples or not validation_examples:
-        raise DataError(f"task {task.name} has no {'training' if not train_examples else 'validation'} examples")
-    validation_prompts = encode_prompts(policy, map(task.prompt, validation_examples))
     train(
-        config,
-        run_folder,
-        policy,
+        session,
         optimizer,
-        start=checkpoint.step if checkpoint else 0,
-        update=lambda step: grpo_step(config, step, policy, optimizer, task, engine, train_examples, run_folder),
-        validate=lambda step: validate(
-            config, step, policy, task, engine, validation_examples, validation_prompts, run_folder
-        ),
-        listen=listen,
+        steps=config.steps,
+        update=lambda step: grpo_step(session, step, optimizer, train_examples, reference),
     )
 
 
 def grpo_step(
-    config: GRPOConfig,
+    session: Session,
     step: int,
-    policy: Policy,
     optimizer: torch.optim.Optimizer,
-    task: Task,
-    engine: Engine,
     train_examples: Sequence[Example],
-    run_folder: RunFolder,
+    reference: Policy | None,
 ) -> Row:
     """One rollout batch: sample, pay, compare, update. Returns the step's metrics."""
-    clock = Stopwatch()
-    prompts = config.rollout_batch_size // config.group_size
-    examples = draw_batch(train_examples, prompts, step, config.seed)  # P
-    prompts_ids = encode_prompts(policy, map(task.prompt, examples))
-
-    engine.load_weights(policy.model, version=step - 1)
-    sampling = sampling_of(config, step, "rollout", stop=task.stop, n=config.group_size)
-    completions_P_G = engine.generate(prompts_ids, sampling)
-    require_version(completions_P_G, step - 1)
+    config, clock = session.config, Stopwatch()
+    groups = sample_groups(session, step, train_examples)  # P groups of G
     clock.lap("rollout")
 
-    scores_P_G = [
-        [task.reward(completion.text, example.ground_truth) for completion in group]
-        for example, group in zip(examples, completions_P_G, strict=True)
-    ]
-    rewards = torch.tensor([[score.reward for score in group] for group in scores_P_G])  # (P, G)
-    baseline: Baseline = "none" if config.loss_type == "no_baseline" else "group_mean"
-    normalize_by_std = config.normalize_by_std and baseline != "none"
-    advantages = group_advantages(rewards, config.advantage_eps, normalize_by_std, baseline)  # (P, G)
+    rewards = torch.tensor([[score.reward for score in scores] for _, _, scores in groups])  # (P, G)
+    advantages = advantages_of(config, rewards)  # (P, G)
     rollouts = [
         Rollout(example, completion, score, advantage)
-        for example, *group in zip(examples, completions_P_G, scores_P_G, advantages.tolist(), strict=True)
-        for completion, score, advantage in zip(*group, strict=True)
+        for (example, completions, scores), worth in zip(groups, advantages.tolist(), strict=True)
+        for completion, score, advantage in zip(completions, scores, worth, strict=True)
     ]
-    run_folder.write_rows("rollouts", step, map(rollout_row, rollouts))
-    clock.lap("grade")
+    session.run.write_rows("rollouts", step, map(rollout_row, rollouts))
+    clock.lap("record")
 
-    updates = update_policy(config, step, policy, optimizer, rollouts, run_folder)
+    updates = update_policy(session, step, optimizer, rollouts, reference)
     seconds = clock.lap("train")
     completions = [rollout.completion for rollout in rollouts]
     return {
@@ -221,19 +198,50 @@ def grpo_step(
     }
 
 
+def sample_groups(session: Session, step: int, train_examples: Sequence[Example]) -> list[Group]:
+    """P prompts with G graded responses each, from the weights before `step`.
+
+    With `resample_rounds`, groups whose rewards are all equal are replaced by groups of other prompts, round by round
+    (dynamic sampling, DAPO, arXiv 2503.14476); what is still without variance after the last round stays.
+    """
+    config = session.config
+    session.engine.load_weights(session.policy.model, version=step - 1)
+    groups: list[Group] = []
+    for attempt in range(config.resample_rounds + 1):
+        wanted = config.rollout_batch_size // config.group_size - len(groups)
+        examples = draw_batch(train_examples, wanted, step, derive_seed(config.seed, attempt, "prompts"))
+        purpose = f"rollout {attempt}"
+        sampled = sample_and_grade(session, step, purpose, examples, n=config.group_size, version=step - 1)
+        last = attempt == config.resample_rounds
+        groups += [group for group in sampled if last or len({score.reward for score in group[2]}) > 1]
+        if len(groups) * config.group_size == config.rollout_batch_size:
+            break
+    return groups
+
+
+def advantages_of(config: GRPOConfig, rewards: Tensor) -> Tensor:
+    """What each response is worth, (P, G), as the config compares it."""
+    if config.loss_type == "no_baseline":
+        return rewards
+    if config.baseline == "max_rl":
+        return maxrl_advantages(rewards, config.advantage_eps)
+    return group_advantages(rewards, config.advantage_eps, config.normalize_by_std, config.baseline)
+
+
 def update_policy(
-    config: GRPOConfig,
+    session: Session,
     step: int,
-    policy: Policy,
     optimizer: torch.optim.Optimizer,
     rollouts: Sequence[Rollout],
-    run_folder: RunFolder,
+    reference: Policy | None,
 ) -> Row:
     """Every optimiser step on one batch of rollouts; returns means over them."""
+    config, policy = session.config, session.policy
     learning_rate = scheduled_learning_rate(
         config.learning_rate, step, config.steps, config.warmup_steps, config.schedule
     )
     old_log_probs = score_rollouts(config, policy, rollouts) if config.off_policy else None
+    reference_log_probs = score_rollouts(config, reference, rollouts) if reference else None
     totals: dict[str, list[float]] = {}
     policy.model.train()
     for epoch in range(config.epochs_per_rollout_batch):
@@ -241,13 +249,11 @@ def update_policy(
         random.Random(derive_seed(config.seed, step, f"epoch {epoch}")).shuffle(order)
         for start in range(0, len(order), config.train_batch_size):
             batch = order[start : start + config.train_batch_size]
-            try:
-                metrics = accumulate_gradient(config, policy, rollouts, batch, old_log_probs)
+            with refused_on_error(session.run, step, [rollout_row(rollouts[row]) for row in batch]):
+                metrics = accumulate_gradient(config, policy, rollouts, batch, old_log_probs, reference_log_probs)
                 metrics["grad_norm"] = clip_and_step(
                     policy.model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm
                 )
-            except TrainingError as error:
-                raise refused(run_folder, step, str(error), [rollout_row(rollouts[row]) for row in batch]) from error
             for name, value in metrics.items():
                 totals.setdefault(name, []).append(value)
     policy.model.eval()
@@ -264,13 +270,13 @@ def accumulate_gradient(
     policy: Policy,
     rollouts: Sequence[Rollout],
     batch: Sequence[int],
-    old_log_probs: Sequence[Tensor] | None,
+    old_log_probs: Sequence[Tensor] | None = None,
+    reference_log_probs: Sequence[Tensor] | None = None,
 ) -> dict[str, float]:
     """Add the gradient of one train batch's loss, whatever its microbatches; the loss has its denominators first."""
     device = next(policy.model.parameters()).device
     response_tokens = sum(len(rollouts[row].completion.ids) for row in batch)
-    # A rollout without advantage has no gradient: it stays in every denominator and out of every pass.
-    rows = [row for row in batch if rollouts[row].advantage != 0 or not config.skip_zero_advantages]
+    rows = rows_with_gradient(config, rollouts, batch)
     loss = clipped = mismatch = 0.0
     passed = 0
     for microbatch in rollout_microbatches(config, rollouts, rows, device):
@@ -284,9 +290,12 @@ def accumulate_gradient(
             raw_rewards=advantages,
             advantages=advantages,
             old_log_probs=old,
-            cliprange=config.cliprange,
+            cliprange=(config.cliprange, config.cliprange_high or config.cliprange),
             response_mask=mask,
         )
+        if reference_log_probs:
+            kept = pad_responses([reference_log_probs[row] for row in microbatch.rows], mask)
+            per_token_loss = per_token_loss + config.kl_coefficient * approximate_kl_k3(log_probs, kept)
         weights = sequence_loss_weights(
             mask,
             config.length_normalization,
@@ -317,6 +326,16 @@ def accumulate_gradient(
     }
 
 
+def rows_with_gradient(config: GRPOConfig, rollouts: Sequence[Rollout], batch: Sequence[int]) -> list[int]:
+    """The rows of `batch` that need a pass. The others have no gradient: they stay in every denominator."""
+    rows = [
+        row for row in batch if not (config.filter_truncated and rollouts[row].completion.finish_reason == "length")
+    ]
+    if config.skip_zero_advantages and not config.kl_coefficient:
+        rows = [row for row in rows if rollouts[row].advantage != 0]
+    return rows
+
+
 @torch.inference_mode()
 def score_rollouts(config: GRPOConfig, policy: Policy, rollouts: Sequence[Rollout]) -> list[Tensor]:
     """The log-probabilities of every response under the weights that all epochs start from: N tensors (length,)."""
@@ -339,29 +358,6 @@ def rollout_microbatches(
         token_budget=config.microbatch_tokens,
         device=device,
     )
-
-
-def validate(
-    config: GRPOConfig,
-    step: int,
-    policy: Policy,
-    task: Task,
-    engine: Engine,
-    examples: Sequence[Example],
-    prompts_ids: Sequence[Sequence[int]],
-    run_folder: RunFolder,
-) -> Row:
-    """One sampled response for each held-out problem, at the training temperature; every response is kept."""
-    began = time.perf_counter()
-    engine.load_weights(policy.model, version=step)
-    sampling = sampling_of(config, step, "validation", stop=task.stop, n=1)
-    evaluation = evaluate(engine, task.reward, examples, prompts_ids, sampling)
-    run_folder.write_rows("validation", step, evaluation.rows())
-    seconds = time.perf_counter() - began
-    return {
-        **{f"validation_{name}": value for name, value in evaluation.summary().items()},
-        "seconds_validate": seconds,
-    }
 
 
 def rollout_row(rollout: Rollout) -> Row:
