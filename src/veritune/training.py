@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from veritune.configs import CommonConfig
-from veritune.errors import CheckpointError, EngineError, Interrupted, TrainingError
+from veritune.errors import CheckpointError, DataError, EngineError, Interrupted, TrainingError
 from veritune.evaluate import Group, evaluate, group_rows, summarize_groups
 from veritune.policies import Policy, encode_prompts, save_policy
 from veritune.primitives import pad_prompt_and_response, selected_log_probs
@@ -98,6 +98,14 @@ def pad_responses(values: Sequence[Tensor], response_mask: Tensor) -> Tensor:
 
 
 # --- What a step begins with -------------------------------------------------------------------------------------
+
+
+def examples_of(task: Task, split: str) -> Sequence[Example]:
+    """The task's examples of a split; a DataError where there are none."""
+    examples = task.examples(split)
+    if not examples:
+        raise DataError(f"task {task.name} has no {split} examples")
+    return examples
 
 
 def draw_batch(examples: Sequence[Example], size: int, step: int, seed: int) -> list[Example]:
@@ -284,7 +292,7 @@ def sample_and_grade(
 def validate(session: Session, step: int) -> Row:
     """One sampled response for each held-out problem, at the training temperature; every response is kept."""
     began = time.perf_counter()
-    examples = session.task.examples("validation")[: session.config.validation_examples]
+    examples = examples_of(session.task, "validation")[: session.config.validation_examples]
     session.engine.load_weights(session.policy.model, version=step)
     groups = sample_and_grade(session, step, "validation", examples, n=1, version=step)
     session.run.write_rows("validation", step, group_rows(groups))

@@ -230,7 +230,7 @@ def test_an_engine_that_serves_other_weights_is_not_trained_on(random_policy, tm
 def test_a_task_without_problems_is_refused(random_policy, tmp_path, monkeypatch):
     monkeypatch.setattr(VowelTask, "examples", lambda self, split: [])
     run = RunFolder.create(tmp_path / "run", "", {})
-    with pytest.raises(DataError, match="vowels has no training examples"):
+    with pytest.raises(DataError, match="vowels has no train examples"):
         follow(SMALL, fresh(random_policy), run)
 
 

@@ -36,6 +36,7 @@ from veritune.training import (
     clip_and_step,
     cut_microbatches,
     draw_batch,
+    examples_of,
     pad_responses,
     prepare_optimizer,
     refused_on_error,
@@ -151,7 +152,7 @@ def run(session: Session) -> None:
     """Train the session's policy on its task and leave everything in its run folder."""
     config = session.config
     optimizer = prepare_optimizer(session)
-    train_examples = session.task.examples("train")
+    train_examples = examples_of(session.task, "train")
     reference = (
         load_policy(config.policy, device=session.device, dtype=session.dtype) if config.kl_coefficient else None
     )
