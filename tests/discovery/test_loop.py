@@ -199,6 +199,42 @@ def test_the_time_budget_ends_the_run(tmp_path: Path) -> None:
     assert "time budget" in of_type(folder, "stop")[0]["reason"]
 
 
+def test_the_time_budget_does_not_wait_for_a_stalled_server(tmp_path: Path) -> None:
+    with ScriptedEndpoint([STALLS]) as endpoint:
+        started = time.monotonic()
+        folder = discover(config(endpoint, tmp_path / "run", time_budget_seconds=1.0))
+        assert time.monotonic() - started < 8
+    assert of_type(folder, "failure") == []
+    with ScriptedEndpoint([answers(fenced(AXES))]) as endpoint:
+        discover(config(endpoint, folder, resume=True))  # asked again, since nobody answered
+    assert [event["score"] for event in of_type(folder, "verdict")] == [10]
+
+
+ODD_BODIES = [
+    {"choices": {"a": 1}},
+    {"choices": "text"},
+    {"choices": [None]},
+    {"choices": [{"message": {"content": [{"type": "text", "text": "hi"}]}}]},
+    {"choices": [{"message": "hello"}]},
+    {"choices": [{"message": {"content": "hi"}}], "usage": "none"},
+    {"choices": [{"message": {"content": "\ud800```python\npoints = 1\n"}}], "usage": {"prompt_tokens": "1"}},
+    [],
+    None,
+    7,
+]
+
+
+def test_odd_bodies_cost_their_round_and_never_the_run(tmp_path: Path) -> None:
+    script = [raw(json.dumps(body).encode(), "application/json") for body in ODD_BODIES]
+    with ScriptedEndpoint([*script, answers(fenced(ROOTS))]) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", rounds=len(script) + 1))
+        assert len(endpoint.requests) == len(script) + 1
+    assert of_type(folder, "verdict")[-1]["score"] == 40
+    assert len(of_type(folder, "failure")) == 7
+    assert [event["answer"] for event in of_type(folder, "answer")][:3] == ["", "hi", "?```python\npoints = 1\n"]
+    assert (folder / "report.md").exists()
+
+
 def test_the_key_is_used_and_never_written(tmp_path: Path) -> None:
     script = [fails(400, message=f"your key {KEY} is odd"), answers(fenced(f"# {KEY}\n{AXES}"))]
     with ScriptedEndpoint(script) as endpoint:

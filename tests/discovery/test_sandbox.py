@@ -119,6 +119,7 @@ FORGERIES = {
     "a JSON bomb": "os.write(pipe, b'[' * 10**6)",
     "a long number": "os.write(pipe, b'{\"candidate\": ' + b'9' * 10**6 + b'}')",
     "a bare number": "os.write(pipe, b'7')",
+    "words for the terminal": 'os.write(pipe, b\'{"error": "\\\\u001b[2J\' + b"x" * 10**6 + b\'\\\\ud800"}\')',
 }
 
 
@@ -130,7 +131,9 @@ def test_the_result_channel_carries_data_and_nothing_else(name: str, level: Sand
         "  except OSError: return False\n"
     )
     result = run_program(f"{helper}{find_pipe}{FORGERIES[name]}\nos._exit(0)", LIMITS, level)
-    if name == "the form of the sandbox":
+    if name == "words for the terminal":
+        assert result.error == "x" * 3999 + "\ufffd"
+    elif name == "the form of the sandbox":
         assert (result.candidate, result.error) == ([[7]], "")  # exactly what a global `points` would have given
     else:
         assert result.candidate is None

@@ -46,7 +46,7 @@ class DiscoverConfig:
     token_budget: int | None = None
     """No request starts once this many tokens (prompts and answers) are used."""
     time_budget_seconds: float | None = None
-    """No request starts after this much wall time, that before a resume included."""
+    """No request starts or goes on after this much wall time, that before a resume included."""
     cost_budget: float | None = None
     """No request starts once this much (US dollars, by the two prices) is spent."""
     input_price: float = 0.0

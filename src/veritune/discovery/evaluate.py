@@ -16,19 +16,21 @@ _MAX_FILE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A verdict, the candidate it is about (None where a program left none) and the sandbox it came from."""
+    """A verdict, the candidate it is about (None where a program left none), and how the program ran."""
 
     verdict: Verdict
     candidate: Any
     sandbox: str
+    seconds: float
+    """Of the program, without the verification."""
 
 
 def evaluate_program(problem: Problem, source: str, limits: Limits, level: SandboxLevel) -> Evaluation:
     """Runs `source` in the sandbox and verifies what it left, in this process and exactly."""
     result = run_program(source, limits, level)
     if result.error:
-        return Evaluation(Verdict(False, 0, result.error), None, result.sandbox)
-    return Evaluation(problem.verify(result.candidate), result.candidate, result.sandbox)
+        return Evaluation(Verdict(False, 0, result.error), None, result.sandbox, result.seconds)
+    return Evaluation(problem.verify(result.candidate), result.candidate, result.sandbox, result.seconds)
 
 
 def verify_file(
@@ -47,26 +49,27 @@ def verify_file(
     """
     problem = build_problem(problem_name, dimension)
     path = Path(path)
-    sandbox = None
+    ran: dict[str, Any] = {}
     candidate = None
     try:
         if path.suffix == ".py":
             level = require_sandbox(unsafe=unsafe_no_sandbox)
             evaluation = evaluate_program(problem, _read(path), Limits(seconds=program_seconds), level)
-            verdict, candidate, sandbox = evaluation.verdict, evaluation.candidate, evaluation.sandbox
+            verdict, candidate = evaluation.verdict, evaluation.candidate
+            ran = {"sandbox": evaluation.sandbox, "seconds": round(evaluation.seconds, 3)}
         else:
             candidate = _points(path)
             verdict = problem.verify(candidate)
     except (OSError, UnicodeDecodeError, _UnreadableFile) as error:
         verdict = Verdict(False, 0, f"{path}: {error}")
-    metrics = {
+    return {
         "num_points": len(candidate) if isinstance(candidate, list) else 0,
         "dimension": dimension,
         "validity": verdict.valid,
         "combined_score": verdict.score,
         "error": None if verdict.valid else verdict.message,
+        **ran,
     }
-    return metrics if sandbox is None else {**metrics, "sandbox": sandbox}
 
 
 def exit_code(metrics: dict[str, Any]) -> int:

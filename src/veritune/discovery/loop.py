@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import queue
 import re
@@ -123,10 +124,16 @@ def _good_enough(score: int, run: _Run) -> bool:
     return any(not run.problem.better(target, score) for target in targets)
 
 
+def _seconds_left(run: _Run) -> float:
+    """Of the time budget."""
+    budget = run.config.time_budget_seconds
+    return math.inf if budget is None else budget - run.log.elapsed()
+
+
 def _spent_budget(run: _Run) -> str:
     """Which budget is used up, or ""."""
     config = run.config
-    if config.time_budget_seconds is not None and run.log.elapsed() >= config.time_budget_seconds:
+    if _seconds_left(run) <= 0:
         return f"time budget of {config.time_budget_seconds:g} s used up"
     answers = [event for event in list(run.log.events) if event["type"] == "answer"]
     tokens = sum(event["prompt_tokens"] + event["completion_tokens"] for event in answers)
@@ -166,12 +173,13 @@ def _ask(
     messages = build_messages(run.problem, config, parent, last_of(past, run.problem, config, island))
     log.append("request", id=attempt_id, round=round_index, island=island, sample=sample, messages=messages)
     digest = hashlib.sha256(f"{config.seed} {attempt_id}".encode()).digest()
-    request = Request(messages, parent, int.from_bytes(digest[:4]))
+    request = Request(messages, parent, int.from_bytes(digest[:4]), _seconds_left(run))
     started = time.monotonic()
     try:
         answer = run.proposer(request, lambda error, wait: log.append("retry", id=attempt_id, error=error, wait=wait))
     except ProposalError as error:
-        log.append("failure", id=attempt_id, error=str(error))
+        if _seconds_left(run) > 0:  # else the budget broke it off, and a resumed run asks again
+            log.append("failure", id=attempt_id, error=str(error))
         return None
     cost = (answer.prompt_tokens * config.input_price + answer.completion_tokens * config.output_price) / 1e6
     log.append(
@@ -190,7 +198,7 @@ def _ask(
 def _evaluate(run: _Run, program: str | None, finish_reason: str | None) -> Evaluation:
     cut = " The answer was cut off at its token limit." if finish_reason == "length" else ""
     if program is None:
-        return Evaluation(Verdict(False, 0, f"The answer holds no Python program.{cut}"), None, str(run.level))
+        return Evaluation(Verdict(False, 0, f"The answer holds no Python program.{cut}"), None, str(run.level), 0.0)
     limits = Limits(seconds=run.config.program_seconds, memory_mb=run.config.program_memory_mb)
     with run.running_programs:
         evaluation = evaluate_program(run.problem, program, limits, run.level)
@@ -216,6 +224,7 @@ def _log_verdict(run: _Run, attempt_id: str, program: str | None, evaluation: Ev
             score=verdict.score,
             message=verdict.message,
             sandbox=evaluation.sandbox,
+            program_seconds=evaluation.seconds,
             candidate=evaluation.candidate if leads else None,
         )
 

@@ -44,6 +44,8 @@ class Request:
     parent: Attempt | None
     draw: int
     """Differs for every request of a run, and is the same when the request is repeated after a resume."""
+    seconds_left: float
+    """No answer is waited for longer than this, retries included."""
 
 
 class ProposalError(Exception):
@@ -99,24 +101,30 @@ def _model_proposer(config: DiscoverConfig) -> Proposer:
         max_retries=0,
     )
 
+    # OpenAI's own models refuse the name that every other server knows.
+    limit_name = "max_completion_tokens" if config.base_url is None else "max_tokens"
+
     def complete(messages: list[Message]) -> Answer:
         response = client.chat.completions.create(
             model=config.model,
             messages=messages,
             temperature=config.temperature,
-            max_tokens=config.max_answer_tokens,
+            **{limit_name: config.max_answer_tokens},
         )
         return _answer(response)
 
     def propose(request: Request, report: Report) -> Answer:
+        deadline = time.monotonic() + request.seconds_left
         for attempt in range(config.retries + 1):
             try:
-                return _within(config.request_seconds, lambda: complete(request.messages))
+                seconds = min(config.request_seconds, max(0.0, deadline - time.monotonic()))
+                return _within(seconds, lambda: complete(request.messages))
             except (openai.OpenAIError, TimeoutError, ValueError) as error:
                 text = f"{type(error).__name__}: {error}"[:_SHOWN_ERROR_CHARACTERS]
-                if attempt == config.retries or not _worth_retrying(error, openai):
-                    raise ProposalError(text) from error
                 wait = _wait_seconds(error, config.backoff_seconds * 2**attempt)
+                last = attempt == config.retries or time.monotonic() + wait >= deadline
+                if last or not _worth_retrying(error, openai):
+                    raise ProposalError(text) from error
                 report(text, wait)
                 time.sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -125,17 +133,28 @@ def _model_proposer(config: DiscoverConfig) -> Proposer:
 
 
 def _answer(response: Any) -> Answer:
-    """The first choice; a body that is no chat completion is a ValueError, a missing count is 0."""
+    """The first choice; a body that is no chat completion is a ValueError, a missing count is 0.
+
+    The client hands on whatever the server sent, so every field is checked before it is used.
+    """
     choices = getattr(response, "choices", None)
-    if not choices or getattr(choices[0], "message", None) is None:
-        raise ValueError("the endpoint's answer is not a chat completion with a choice")
-    usage = response.usage
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = getattr(choice, "message", None)
+    content = getattr(message, "content", None)
+    if message is None or not isinstance(content, str | None):
+        raise ValueError("the endpoint's answer is not a chat completion with a text in its first choice")
+    usage = getattr(response, "usage", None)
     return Answer(
-        text=choices[0].message.content or "",
-        finish_reason=choices[0].finish_reason or "unknown",
-        prompt_tokens=(usage.prompt_tokens or 0) if usage is not None else 0,
-        completion_tokens=(usage.completion_tokens or 0) if usage is not None else 0,
+        # A lone surrogate, which JSON can say, could not be sent back in the next prompt.
+        text=(content or "").encode("utf-8", "replace").decode(),
+        finish_reason=str(getattr(choice, "finish_reason", None)),
+        prompt_tokens=_count(getattr(usage, "prompt_tokens", None)),
+        completion_tokens=_count(getattr(usage, "completion_tokens", None)),
     )
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0
 
 
 def _within(seconds: float, function: Callable[[], Answer]) -> Answer:

@@ -47,6 +47,7 @@ _SYSTEM_PATHS = (
 _CHUNK_BYTES = 1 << 16
 _POLL_SECONDS = 0.05
 _SHOWN_OUTPUT_BYTES = 1000
+_SHOWN_ERROR_CHARACTERS = 4000
 _MAX_OPEN_FILES = 64
 _MAX_SCRATCH_FILES = 1000
 
@@ -340,10 +341,11 @@ def _parse(result: bytes, printed: bytes, returncode: int, layers: tuple[str, ..
     """(candidate, error) from what came through the result pipe, which is the child's word and nothing more."""
     header, _, body = result.partition(b"\n")
     wanted = json.dumps({"layers": [layer for layer in layers if layer != "bubblewrap"]}).encode()
+    words = _printable(printed.decode(errors="replace"))
     if header != wanted:
-        return None, f"the sandbox did not start: {_ending(returncode)}\n{printed.decode(errors='replace')}"
+        return None, f"the sandbox did not start: {_ending(returncode)}\n{words}"
     if not body:
-        return None, f"the program left no result: {_ending(returncode)}\n{printed.decode(errors='replace')}"
+        return None, f"the program left no result: {_ending(returncode)}\n{words}"
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -351,8 +353,13 @@ def _parse(result: bytes, printed: bytes, returncode: int, layers: tuple[str, ..
     if not isinstance(answer, dict) or len(answer) != 1 or not {"candidate", "error"} & answer.keys():
         return None, "the program's result is not in the form that the sandbox writes"
     if "error" in answer:
-        return None, str(answer["error"])
+        return None, _printable(str(answer["error"])[-_SHOWN_ERROR_CHARACTERS:])
     return answer["candidate"], ""
+
+
+def _printable(text: str) -> str:
+    """`text` without control characters: it goes into logs, reports and terminals."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
 
 
 def _ending(returncode: int) -> str:

@@ -1,6 +1,7 @@
 """The shipped search for kissing configurations, sent through the loop as the text of a candidate program.
 
-Standard library and NumPy only, and nothing of the package: it runs in the sandbox. Its points have squared norm 2 or 4.
+Standard library and NumPy only, and nothing of the package, since it runs in the sandbox. Its points have squared norm
+2 or 4.
 """
 
 import itertools

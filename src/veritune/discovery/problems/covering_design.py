@@ -9,7 +9,7 @@ from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integ
 from veritune.errors import ConfigError
 
 _LARGEST_COUNT = 2_000_000
-"""Of t-subsets to cover and of blocks to cover them with: what a verifier can enumerate in seconds."""
+"""Of t-subsets to cover: what a verifier can enumerate in seconds."""
 
 # Sizes that are exact because a Steiner system S(t, k, v) exists: every t-subset lies in exactly one block.
 _STEINER = {
@@ -38,14 +38,14 @@ def build(dimension: int, block_size: int, strength: int) -> Problem:
     wanted = comb(dimension, strength)
     if wanted > _LARGEST_COUNT:
         raise ConfigError(f"covering_design has {wanted} subsets to cover; at most {_LARGEST_COUNT} are supported")
-    most = min(comb(dimension, block_size), _LARGEST_COUNT)
     bound = _schonheim(dimension, block_size, strength)
     steiner = _STEINER.get((dimension, block_size, strength))
 
     def check(candidate: object) -> tuple[int, str]:
         blocks = integer_rows(
-            candidate, block_size, noun="block", at_least=1, at_most=most, why_at_most="the number of blocks there are"
-        )
+            candidate, block_size, noun="block", at_least=1, at_most=wanted,
+            why_at_most="with which every subset can have a block of its own",
+        )  # fmt: skip
         for index, block in enumerate(blocks):
             if len(set(block)) < block_size or not all(0 <= x < dimension for x in block):
                 raise CandidateFault(
