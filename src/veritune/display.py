@@ -410,6 +410,6 @@ def ways_on(run: Run) -> list[str]:
     if run.planned_steps is not None and run.last_step < run.planned_steps:
         ways.append((f"veritune resume {path}", "finish this run"))
     ways.append((f"veritune report {path} OTHER_RUN", "compare with another run"))
-    if checkpoint:
+    if checkpoint and "recipe" in run.environment:
         ways.append((f"veritune {run.recipe} --policy {shlex.quote(str(checkpoint))}", "train on from here"))
     return ["", *(f"{command}   # {purpose}" for command, purpose in ways)]

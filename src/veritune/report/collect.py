@@ -224,13 +224,31 @@ def estimate(row: Row, metric: str) -> Estimate | None:
 
 
 def setting_estimate(setting: Setting, metric: str, *, last: bool) -> Estimate | None:
-    """A metric at the first or the last validation: of one run with its own interval, of several over the seeds."""
-    rows = [validations[-1 if last else 0] for run in setting.runs if (validations := validation_metrics(run))]
-    found = [each for row in rows if (each := estimate(row, metric))]
+    """A metric at the first validation, or at the last of the runs that have had a second one.
+
+    Of one run it has the row's own interval, of several the interval over seeds.
+    """
+    needed = 2 if last else 1
+    validations = [rows for run in setting.runs if len(rows := validation_metrics(run)) >= needed]
+    found = [each for rows in validations if (each := estimate(rows[-1 if last else 0], metric))]
     if len(found) < 2:
         return found[0] if found else None
     bounded = any(each.low is not None for each in found)  # only proportions come with an interval
     return mean_estimate([each.value for each in found], (0.0, 1.0) if bounded else (-math.inf, math.inf))
+
+
+def setting_change(setting: Setting, metric: str) -> Estimate | None:
+    """The mean over seeds of what a metric changed by between a run's first and last validation.
+
+    Each seed is compared with itself, so what the seeds' starts have in common does not widen the interval.
+    """
+    changes = []
+    for run in setting.runs:
+        rows = validation_metrics(run)
+        before, after = (number(rows[0], metric), number(rows[-1], metric)) if len(rows) > 1 else (None, None)
+        if before is not None and after is not None:
+            changes.append(after - before)
+    return mean_estimate(changes) if changes else None
 
 
 def curve(runs: Sequence[Run], metric: str) -> Curve:
@@ -328,8 +346,6 @@ def shown_value(config: Mapping[str, Any], key: str) -> str:
     value = config[key]
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:g}"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return str(value)

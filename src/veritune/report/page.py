@@ -99,14 +99,13 @@ def headline(settings: Sequence[Setting]) -> dict[str, str] | None:
     if row[0] != tables.ACCURACY.label:
         return None
     before, after = (cell.partition(" ") for cell in row[1:3])
-    runs = settings[0].runs
     return {
         "before": before[0],
         "before_interval": before[2],
         "after": after[0] if after[0] != NOTHING else "",
         "after_interval": after[2],
         "steps": tables.validated_steps(settings[0]),
-        "time": tables.mean_duration(runs),
+        "time": tables.validated_after(settings[0]),
     }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
-from veritune.report.collect import Curve, Run, Setting, curve, number, setting_estimate
-from veritune.report.estimates import Estimate, change
-from veritune.report.tables import validated_steps
+from veritune.report.collect import Curve, Run, Setting, curve, number
+from veritune.report.estimates import Estimate
+from veritune.report.tables import ACCURACY, before_after, validated_steps
 
 RECENT_STEPS = 10
 """How many steps stand for "at the end"."""
@@ -26,9 +26,8 @@ def percent(share: float) -> str:
 # --- One setting -------------------------------------------------------------------------------------------------
 
 
-def accuracy_changed(before: Estimate, after: Estimate, steps: str) -> str:
-    """Whether the held-out accuracy moved by more than its interval."""
-    moved = change(before, after)
+def accuracy_changed(before: Estimate, after: Estimate, moved: Estimate, steps: str) -> str:
+    """Whether the held-out accuracy moved by more than the interval of the change."""
     span = f"from {percent(before.value)} to {percent(after.value)} after {steps} steps"
     if moved.low is None or moved.high is None:
         return f"Held-out accuracy went {span}."
@@ -106,6 +105,14 @@ def format_learned(format_reward: Curve, level: float = 0.95) -> str | None:
         return None
     step = next(s for s, mean in zip(format_reward.steps, format_reward.mean, strict=True) if mean >= level)
     return f"The answer format was learned: its reward first reached {level:g} at step {step}."
+
+
+def format_lost(format_reward: Curve, fall: float = 0.05) -> str | None:
+    """Whether the format is kept less often at the end than at the start."""
+    before, after = fmean(format_reward.mean[:RECENT_STEPS]), recent_mean(format_reward.mean)
+    if len(format_reward.mean) < 2 * RECENT_STEPS or before - after <= fall:
+        return None
+    return f"The format reward fell from {before:.2f} to {after:.2f} (first and last {RECENT_STEPS} steps)."
 
 
 def gradient_spikes(norm: Curve, factor: float = 10.0) -> str | None:
@@ -221,10 +228,9 @@ def setting_remarks(setting: Setting) -> Iterator[str]:
     accuracy, training = curve(runs, "validation_accuracy"), curve(runs, "accuracy")
     found: list[str | None] = []
     if len(accuracy.steps) > 1:
-        before = setting_estimate(setting, "validation_accuracy", last=False)
-        after = setting_estimate(setting, "validation_accuracy", last=True)
-        if before and after:
-            found.append(accuracy_changed(before, after, validated_steps(setting)))
+        before, after, moved = before_after(setting, ACCURACY)
+        if before and after and moved:
+            found.append(accuracy_changed(before, after, moved, validated_steps(setting)))
         found += [accuracy_past_its_peak(accuracy), accuracy_still_rising(accuracy)]
         finals = [each.mean[-1] for run in runs if (each := curve([run], "validation_accuracy"))]
         found.append(seeds_disagree(finals))
@@ -240,6 +246,7 @@ def setting_remarks(setting: Setting) -> Iterator[str]:
     for metric, remark in (
         ("length", length_changed),
         ("format_reward", format_learned),
+        ("format_reward", format_lost),
         ("zero_variance", groups_teach_nothing),
         ("clip_fraction", ratios_clipped),
         ("mismatch_kl", engine_disagrees),

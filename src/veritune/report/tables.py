@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -12,9 +11,10 @@ from veritune.evaluate import wilson_interval
 from veritune.report.collect import (
     NOT_A_SETTING,
     Batch,
-    Response,
     Run,
     Setting,
+    number,
+    setting_change,
     setting_estimate,
     shown_value,
     validation_metrics,
@@ -79,20 +79,20 @@ def batch_estimate(batch: Batch | None, metric: str, step: int) -> Estimate | No
     """A validation metric with its interval, from the responses of that validation, where they say it."""
     if batch is None or batch.step != step or not batch.responses:
         return None
-    proportions: dict[str, Callable[[Response], bool]] = {
-        "validation_format_reward": lambda response: response.format_reward >= 1,
-        "validation_truncated": lambda response: response.truncated,
-    }
-    if metric in proportions:
-        count, total = sum(map(proportions[metric], batch.responses)), len(batch.responses)
-        return Estimate(count / total, *wilson_interval(count, total))
-    means: dict[str, list[float]] = {
+    values: dict[str, list[float]] = {
         "validation_reward": [response.reward for response in batch.responses],
+        "validation_format_reward": [response.format_reward for response in batch.responses],
+        "validation_truncated": [float(response.truncated) for response in batch.responses],
         "validation_length": [response.tokens for response in batch.responses],
         "validation_length_correct": [response.tokens for response in batch.responses if response.correct],
         "validation_length_incorrect": [response.tokens for response in batch.responses if not response.correct],
     }
-    return mean_estimate(means[metric]) if means.get(metric) else None
+    found = values.get(metric)
+    if not found:
+        return None
+    if set(found) <= {0.0, 1.0}:
+        return Estimate(fmean(found), *wilson_interval(round(sum(found)), len(found)))
+    return mean_estimate(found)
 
 
 def measured(setting: Setting, measure: Measure, *, last: bool) -> Estimate | None:
@@ -106,10 +106,11 @@ def measured(setting: Setting, measure: Measure, *, last: bool) -> Estimate | No
     return batch_estimate(batch, measure.metric, row["step"]) or from_rows
 
 
-def _before_after(setting: Setting, measure: Measure) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
-    before = measured(setting, measure, last=False)
-    validated = max((len(validation_metrics(run)) for run in setting.runs), default=0)
-    after = measured(setting, measure, last=True) if validated > 1 else None
+def before_after(setting: Setting, measure: Measure) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
+    """A measure at the first and at the last validation, and what it changed by."""
+    before, after = measured(setting, measure, last=False), measured(setting, measure, last=True)
+    if len(setting.runs) > 1:
+        return before, after, setting_change(setting, measure.metric)
     return before, after, change(before, after) if before and after else None
 
 
@@ -119,6 +120,13 @@ def validated_steps(setting: Setting) -> str:
     if not last:
         return NOTHING
     return str(last[0]) if min(last) == max(last) else f"{min(last)} to {max(last)}"
+
+
+def validated_after(setting: Setting) -> str:
+    """The mean time at the last validation."""
+    rows = [validations[-1] for run in setting.runs if (validations := validation_metrics(run))]
+    times = [seconds for row in rows if (seconds := number(row, "seconds_elapsed")) is not None]
+    return duration(fmean(times) if times else None)
 
 
 def mean_duration(runs: Sequence[Run]) -> str:
@@ -131,7 +139,7 @@ def result_table(setting: Setting) -> Table:
     """Every measure of one setting: before, after, change."""
     rows = []
     for measure in MEASURES:
-        before, after, moved = _before_after(setting, measure)
+        before, after, moved = before_after(setting, measure)
         if before or after:
             cells = (written(before, measure), written(after, measure), written(moved, measure, signed=True))
             rows.append((measure.label, *cells))
@@ -147,7 +155,7 @@ def settings_table(settings: Sequence[Setting]) -> Table:
     """One line a setting."""
     rows = []
     for setting in settings:
-        before, after, moved = _before_after(setting, ACCURACY)
+        before, after, moved = before_after(setting, ACCURACY)
         rows.append(
             (
                 setting.label,
@@ -156,8 +164,8 @@ def settings_table(settings: Sequence[Setting]) -> Table:
                 written(before, ACCURACY),
                 written(after, ACCURACY),
                 written(moved, ACCURACY, signed=True),
-                written(_before_after(setting, REWARD)[1], REWARD),
-                written(_before_after(setting, LENGTH)[1], LENGTH),
+                written(before_after(setting, REWARD)[1], REWARD),
+                written(before_after(setting, LENGTH)[1], LENGTH),
                 mean_duration(setting.runs),
             )
         )
@@ -182,7 +190,7 @@ def runs_table(settings: Sequence[Setting]) -> Table:
     rows = []
     for setting in settings:
         for run in setting.runs:
-            before, after, _ = _before_after(Setting(setting.label, {}, (run,)), ACCURACY)
+            before, after, _ = before_after(Setting(setting.label, {}, (run,)), ACCURACY)
             steps = str(run.last_step) if run.planned_steps is None else f"{run.last_step} of {run.planned_steps}"
             cells = (run.seed, steps, written(before, ACCURACY), written(after, ACCURACY), duration(run.seconds))
             rows.append((str(run.path), setting.label, *cells))
@@ -224,5 +232,5 @@ def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= {f"{key}: {name}": each if each is not None else NOTHING for name, each in value.items()}
         else:
-            flat[key] = json.dumps(value) if value is None or isinstance(value, dict) else value or NOTHING
+            flat[key] = NOTHING if value in (None, "", []) else value
     return flat
