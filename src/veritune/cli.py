@@ -27,23 +27,32 @@ from veritune.errors import VerituneError
 
 @dataclass(frozen=True)
 class Command:
-    """One command: where its config class and its function stand. Both are imported only when it is called."""
+    """One command: its config class and its function by name. Both are imported only when it is called."""
 
     help: str
-    module: str
     config: str
+    """module:class, below veritune."""
     function: str
+    """module:function, below veritune; takes the config, and returns an exit code or None."""
 
 
 COMMANDS = {
-    "demo": Command(
-        "Watch the embedded policy learn Countdown, on a CPU, in minutes.", "commands", "GRPOConfig", "demo"
+    "demo": Command("Watch the embedded policy learn Countdown.", "recipes.grpo:GRPOConfig", "commands:grpo"),
+    "eval": Command("Measure a policy as it is.", "recipes.eval:EvalConfig", "commands:evaluate"),
+    "best-of-n": Command(
+        "Measure pass@N, Best@N and majority vote.", "recipes.best_of_n:BestOfNConfig", "commands:best_of_n"
     ),
-    "grpo": Command("Train a policy with GRPO or one of its variants.", "commands", "GRPOConfig", "grpo"),
-    "resume": Command("Continue a run from its newest whole checkpoint.", "commands", "ResumeConfig", "resume_run"),
-    "report": Command("Write report.html and figures from run folders.", "commands", "ReportConfig", "report"),
+    "sft": Command("Fine-tune a policy on traces.", "recipes.sft:SFTConfig", "commands:sft"),
+    "expert-iteration": Command(
+        "Train on a policy's own right answers.",
+        "recipes.expert_iteration:ExpertIterationConfig",
+        "commands:expert_iteration",
+    ),
+    "grpo": Command("Train with GRPO or one of its variants.", "recipes.grpo:GRPOConfig", "commands:grpo"),
+    "resume": Command("Continue a run that was stopped or killed.", "commands:ResumeConfig", "commands:resume_run"),
+    "report": Command("Write report.html and figures of runs.", "commands:ReportConfig", "commands:report"),
     "pretrain-embedded": Command(
-        "Make the embedded policy from nothing.", "recipes.pretrain", "PretrainConfig", "pretrain"
+        "Make the embedded policy from nothing.", "recipes.pretrain:PretrainConfig", "recipes.pretrain:pretrain"
     ),
 }
 
@@ -86,8 +95,7 @@ def _placeholder() -> None:
 
 def _with_flags(name: str, command: Command) -> Callable[..., None]:
     """A function whose signature has one flag a field, from which Typer makes the command."""
-    module = importlib.import_module(f"veritune.{command.module}")
-    config_class, function = getattr(module, command.config), getattr(module, command.function)
+    config_class, function = _load(command.config), _load(command.function)
 
     def call(debug: bool, config: Path | None = None, **flags: Any) -> None:
         given = {field: value for field, value in flags.items() if value is not None}
@@ -96,6 +104,11 @@ def _with_flags(name: str, command: Command) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(_parameters(config_class))  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in _parameters(config_class)}
     return call
+
+
+def _load(name: str) -> Any:
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(f"veritune.{module}"), attribute)
 
 
 def _parameters(config_class: type) -> list[inspect.Parameter]:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from veritune.display import live_display, print_outcome
 from veritune.launch import launch, resume
+from veritune.measurements import print_best_of_n, print_evaluation
+from veritune.recipes.best_of_n import BestOfNConfig
+from veritune.recipes.eval import EvalConfig
+from veritune.recipes.expert_iteration import ExpertIterationConfig
 from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.sft import SFTConfig
 from veritune.report import write_report
 
 
@@ -30,12 +35,29 @@ class ReportConfig:
 
 
 def grpo(config: GRPOConfig) -> None:
-    """`veritune grpo`."""
+    """`veritune grpo`, and `veritune demo`: the embedded defaults are the defaults."""
     print_outcome(launch("grpo", config, live_display))
 
 
-demo = grpo
-"""The embedded defaults are the defaults: the demonstration is the real command, told nothing."""
+def sft(config: SFTConfig) -> None:
+    """`veritune sft`."""
+    print_outcome(launch("sft", config, live_display))
+
+
+def expert_iteration(config: ExpertIterationConfig) -> None:
+    """`veritune expert-iteration`."""
+    print_outcome(launch("expert-iteration", config, live_display))
+
+
+def evaluate(config: EvalConfig) -> None:
+    """`veritune eval`."""
+    path = launch("eval", config)
+    print_evaluation(path, show=config.show, category=config.category)
+
+
+def best_of_n(config: BestOfNConfig) -> None:
+    """`veritune best-of-n`."""
+    print_best_of_n(launch("best-of-n", config))
 
 
 def resume_run(config: ResumeConfig) -> None:

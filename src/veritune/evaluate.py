@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from veritune.types import Completion, Engine, Example, Sampling, Score
@@ -30,14 +31,6 @@ def evaluate(
     ]
 
 
-def summarize_groups(groups: Sequence[Group]) -> dict[str, float | None]:
-    """`summarize` over all responses of all groups."""
-    return summarize(
-        [score for _, _, scores in groups for score in scores],
-        [completion for _, completions, _ in groups for completion in completions],
-    )
-
-
 def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """One JSON-ready row a response, siblings side by side."""
     return [
@@ -45,6 +38,15 @@ def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
         for example, completions, scores in groups
         for completion, score in zip(completions, scores, strict=True)
     ]
+
+
+def log_generations(groups: Sequence[Group], write: Callable[[list[dict[str, Any]]], None]) -> dict[str, float | None]:
+    """Keep every response (prompt, text, ground truth, reward parts, mean token entropy) and return their summary."""
+    write(group_rows(groups))
+    return summarize(
+        [score for _, _, scores in groups for score in scores],
+        [completion for _, completions, _ in groups for completion in completions],
+    )
 
 
 def summarize(scores: Sequence[Score], completions: Sequence[Completion]) -> dict[str, float | None]:
@@ -99,8 +101,57 @@ def response_row(example: Example, completion: Completion, score: Score) -> dict
         "response": completion.text,
         "finish_reason": completion.finish_reason,
         "weights_version": completion.weights_version,
+        "entropy": sampled_entropy([completion]),
         "score": asdict(score),
         "prompt_ids": list(completion.prompt_ids),
         "response_ids": list(completion.ids),
         "logprobs": [round(value, 6) for value in completion.logprobs],
     }
+
+
+# --- Several samples a prompt ------------------------------------------------------------------------------------
+
+
+def unbiased_pass_at_n(total: int, correct: int, n: int) -> float:
+    """Probability that n of `total` samples, drawn without replacement, hold a `correct` one (arXiv 2107.03374)."""
+    return 1 - math.comb(total - correct, n) / math.comb(total, n)
+
+
+def best_of(completions: Sequence[Completion]) -> int:
+    """The sample that the policy itself likes best: highest mean log-probability per token; the first of equals."""
+    return max(range(len(completions)), key=lambda i: (fmean(completions[i].logprobs), -i))
+
+
+def majority_of(scores: Sequence[Score]) -> int | None:
+    """The first sample with the most frequent extracted answer, ties to the earlier; None if no sample has one."""
+    counts = Counter(score.extracted for score in scores if score.extracted is not None)
+    if not counts:
+        return None
+    winner = counts.most_common(1)[0][0]
+    return next(index for index, score in enumerate(scores) if score.extracted == winner)
+
+
+def several_samples(groups: Sequence[Group], n: int) -> dict[str, float]:
+    """pass@n (unbiased, and plain over the first n), Best@n and majority@n over groups of at least n samples.
+
+    The unbiased estimator's 95% interval is normal over prompts; the others are proportions with a Wilson interval.
+    """
+    correct = [[score.answer_reward >= 1 for score in scores] for _, _, scores in groups]
+    unbiased = [unbiased_pass_at_n(len(row), sum(row), n) for row in correct]
+    winners = [
+        (row[best_of(completions[:n])], (majority := majority_of(scores[:n])) is not None and row[majority])
+        for row, (_, completions, scores) in zip(correct, groups, strict=True)
+    ]
+    spread = 1.959964 * (stdev(unbiased) / math.sqrt(len(unbiased)) if len(unbiased) > 1 else 0.0)
+    measured = {"pass_unbiased": fmean(unbiased)}
+    measured |= {"pass_unbiased_low": max(0.0, measured["pass_unbiased"] - spread)}
+    measured |= {"pass_unbiased_high": min(1.0, measured["pass_unbiased"] + spread)}
+    plain = {
+        "pass": sum(any(row[:n]) for row in correct),
+        "best": sum(best for best, _ in winners),
+        "majority": sum(majority for _, majority in winners),
+    }
+    for name, successes in plain.items():
+        low, high = wilson_interval(successes, len(groups))
+        measured |= {name: successes / len(groups), f"{name}_low": low, f"{name}_high": high}
+    return measured

@@ -27,7 +27,13 @@ from veritune.tasks import load_task
 from veritune.trackers import tracking
 from veritune.training import Session
 
-RECIPES = {"grpo": ("veritune.recipes.grpo", "GRPOConfig")}
+RECIPES = {
+    "eval": ("veritune.recipes.eval", "EvalConfig"),
+    "best-of-n": ("veritune.recipes.best_of_n", "BestOfNConfig"),
+    "sft": ("veritune.recipes.sft", "SFTConfig"),
+    "expert-iteration": ("veritune.recipes.expert_iteration", "ExpertIterationConfig"),
+    "grpo": ("veritune.recipes.grpo", "GRPOConfig"),
+}
 """Each recipe's module, which has a `run`, and the name of its config class."""
 
 Row = dict[str, Any]
@@ -64,9 +70,9 @@ def resume(path: Path, display: Display = silent, notify: Callable[[str], None] 
     recipe = environment["recipe"]
     config = from_mapping(config_class(recipe), read_toml(path / "config.toml"), str(path / "config.toml"))
     checkpoint = run.latest_checkpoint(notify)
-    steps = getattr(config, "steps", 0)
-    if checkpoint and checkpoint.step >= steps:
-        notify(f"{path} has already taken all of its {steps} steps")
+    rows = run.metrics()
+    if rows and rows[-1]["steps"] == (checkpoint.step if checkpoint else 0):
+        notify(f"{path} has already taken all of its {rows[-1]['steps']} steps")
         write_report([path], path)
         return path
     return _follow(recipe, config, path, display, resuming=True, checkpoint=checkpoint)

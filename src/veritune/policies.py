@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ class Policy:
     eos_ids: frozenset[int]
     """Every id that ends a sequence: the tokenizer's and those of the model's generation settings."""
     context_length: int
+    chat: bool = False
+    """Whether a prompt is sent as a user's message in the tokenizer's chat template."""
+
+    @property
+    def end_of_response(self) -> int:
+        """The id that ends a response which is trained on as text."""
+        return self.tokenizer.eos_token_id if self.tokenizer.eos_token_id is not None else min(self.eos_ids)
 
     def encode(self, text: str) -> list[int]:
         """Prompt text to ids, (L,), without special tokens: a template says itself what it starts with."""
@@ -65,8 +72,13 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return allowed[name]
 
 
-def load_policy(name: str, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Policy:
-    """Load "embedded", a folder, or a hub id. Raises ConfigError if there is no such model or it cannot stop."""
+def load_policy(
+    name: str, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32, chat: bool = False
+) -> Policy:
+    """Load "embedded", a folder, or a hub id; with `chat`, prompts are sent in its chat template.
+
+    Raises ConfigError if there is no such model, it cannot stop, or it has no chat template where one is wanted.
+    """
     location = str(EMBEDDED_FOLDER) if name == "embedded" else name
     looks_like_path = location.startswith((".", "/", "~")) or location.count("/") > 1
     folder = Path(location).expanduser()
@@ -82,8 +94,10 @@ def load_policy(name: str, *, device: torch.device | None = None, dtype: torch.d
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"policy {name!r} cannot be loaded: {reason}") from error
+    if chat and not tokenizer.chat_template:
+        raise ConfigError(f"chat is True, but the tokenizer of policy {name!r} has no chat template; leave chat off")
     model.to(device or torch.device("cpu")).eval()
-    return as_policy(model, tokenizer, name)
+    return replace(as_policy(model, tokenizer, name), chat=chat)
 
 
 def as_policy(model: Any, tokenizer: Any, name: str = "policy") -> Policy:
@@ -111,9 +125,15 @@ def save_policy(policy: Policy, folder: Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
+def as_message(policy: Policy, prompt: str) -> str:
+    """The prompt as a user's message in the policy's chat template, up to where the model's answer begins."""
+    message = [{"role": "user", "content": prompt}]
+    return policy.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+
+
 def encode_prompts(policy: Policy, prompts: Iterable[str]) -> list[list[int]]:
     """Prompt texts to ids; a prompt that leaves no room for one response token is a DataError."""
-    encoded = [policy.encode(prompt) for prompt in prompts]
+    encoded = [policy.encode(as_message(policy, prompt) if policy.chat else prompt) for prompt in prompts]
     for index, ids in enumerate(encoded):
         if len(ids) >= policy.context_length:
             raise DataError(

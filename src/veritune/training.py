@@ -20,7 +20,7 @@ from torch import Tensor
 
 from veritune.configs import CommonConfig
 from veritune.errors import CheckpointError, DataError, EngineError, Interrupted, TrainingError
-from veritune.evaluate import Group, evaluate, group_rows, summarize_groups
+from veritune.evaluate import Group, evaluate, log_generations
 from veritune.policies import Policy, encode_prompts, save_policy
 from veritune.primitives import pad_prompt_and_response, selected_log_probs
 from veritune.randomness import derive_seed
@@ -295,10 +295,10 @@ def validate(session: Session, step: int) -> Row:
     examples = examples_of(session.task, "validation")[: session.config.validation_examples]
     session.engine.load_weights(session.policy.model, version=step)
     groups = sample_and_grade(session, step, "validation", examples, n=1, version=step)
-    session.run.write_rows("validation", step, group_rows(groups))
+    summary = log_generations(groups, lambda rows: session.run.write_rows("validation", step, rows))
     seconds = time.perf_counter() - began
     return {
-        **{f"validation_{name}": value for name, value in summarize_groups(groups).items()},
+        **{f"validation_{name}": value for name, value in summary.items()},
         "seconds_validate": seconds,
     }
 
@@ -332,6 +332,33 @@ def train(session: Session, optimizer: torch.optim.Optimizer, *, steps: int, upd
                 save_checkpoint(run, step, session.policy, optimizer, keep=config.keep_checkpoints)
             if stop_requested() and not last:
                 raise Interrupted(f"stopped after step {step}; resume with: veritune resume {run.path}")
+
+
+def supervised_update(
+    session: Session,
+    step: int,
+    optimizer: torch.optim.Optimizer,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    learning_rate: float,
+) -> Row:
+    """One optimiser step on the mean negative log-likelihood of the response tokens of (prompt ids, response ids)."""
+    config, model = session.config, session.policy.model
+    prompts, responses = [prompt for prompt, _ in pairs], [response for _, response in pairs]
+    response_tokens = sum(map(len, responses))
+    loss = 0.0
+    model.train()
+    with refused_on_error(session.run, step, [{"prompt_ids": list(p), "response_ids": list(r)} for p, r in pairs]):
+        for microbatch in cut_microbatches(
+            prompts, responses, range(len(pairs)), token_budget=config.microbatch_tokens, device=session.device
+        ):
+            microbatch_loss = -score_responses(model, microbatch, temperature=1.0).sum() / response_tokens
+            if not torch.isfinite(microbatch_loss):
+                raise TrainingError(f"the loss is {microbatch_loss.item()}")
+            microbatch_loss.backward()
+            loss += microbatch_loss.item()
+        norm = clip_and_step(model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm)
+    model.eval()
+    return {"loss": loss, "grad_norm": norm, "learning_rate": learning_rate, "train_tokens": response_tokens}
 
 
 @contextlib.contextmanager

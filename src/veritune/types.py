@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from veritune.errors import ConfigError
 
@@ -127,6 +127,15 @@ class Task(Protocol):
 
     def reward(self, response_text: str, ground_truth: Any) -> Score:
         """A pure function of text: a malformed answer scores, it never raises."""
+        ...
+
+
+@runtime_checkable
+class TracedTask(Task, Protocol):
+    """A task that can also write responses to its own training problems, to fine-tune on."""
+
+    def traces(self, seed: int) -> Sequence[tuple[Example, str]]:
+        """Training problems with a response each, right and wrong ones, the same for the same seed."""
         ...
 
 

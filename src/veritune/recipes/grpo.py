@@ -91,6 +91,8 @@ class GRPOConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self, "steps", self.steps >= 1, "at least 1")
+        require(self, "warmup_steps", self.warmup_steps <= self.steps, f"at most steps ({self.steps})")
         for name in ("rollout_batch_size", "group_size", "train_batch_size", "epochs_per_rollout_batch"):
             require(self, name, getattr(self, name) >= 1, "at least 1")
         require(self, "temperature", self.temperature > 0, "positive: greedy rollouts have nothing to compare")

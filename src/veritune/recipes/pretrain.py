@@ -112,14 +112,13 @@ def batches(
     config: PretrainConfig, policy: Policy, problems: list[Problem], generator: random.Random
 ) -> Iterator[Microbatch]:
     """Batches of about `batch_tokens` positions, rows of like length together, until the tokens are spent."""
-    (end,) = policy.eos_ids
     seen = 0
     while seen < config.tokens:
         habits = CAREFUL if seen < config.careful * config.tokens else CARELESS
         pairs = [pretraining_text(config, problems, habits, generator) for _ in range(CHUNK)]
         cut = cut_microbatches(
             [policy.encode(prompt) for prompt, _ in pairs],
-            [[*policy.encode(response), end] for _, response in pairs],
+            [[*policy.encode(response), policy.end_of_response] for _, response in pairs],
             range(CHUNK),
             token_budget=config.batch_tokens,
             device=torch.device("cpu"),

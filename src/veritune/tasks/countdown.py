@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import random
 import re
 from collections import Counter
@@ -27,6 +26,8 @@ from veritune.errors import ConfigError, DataError
 from veritune.grading import evaluate_arithmetic
 from veritune.prompts import fill_prompt, load_prompt
 from veritune.randomness import derive_seed
+from veritune.tables import Place, cell, read_table
+from veritune.tasks.countdown_traces import CARELESS, write_trace
 from veritune.types import Example, Score
 
 LONGEST_EQUATION = 1_000
@@ -243,60 +244,15 @@ def generate_problems(
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Problems of a `.jsonl` or `.parquet` file with a list of integers `nums` and an integer `target` in each row.
+    """Problems of a `.jsonl`, `.parquet` or `.arrow` file with a list of integers `nums` and an integer `target` a row.
 
     Raises DataError naming the file and the line (or row, from 1) that is broken, and for a file without any rows.
     """
-    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
-    suffix = path.suffix.lower()
-    if suffix not in readers:
-        raise DataError(f"{path}: files that end in {path.suffix!r} are not read; allowed are {', '.join(readers)}")
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
-    problems = [_problem_from_row(row, place) for place, row in readers[suffix](path)]
-    if not problems:
-        raise DataError(f"{path}: the file has no rows")
-    return problems
+    return read_table(path, _problem_from_row, columns=("nums", "target")).records
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    for line_number, line in enumerate(lines, start=1):
-        place = f"{path} line {line_number}"
-        if not line.strip():
-            continue
-        try:
-            yield place, json.loads(line)
-        except (ValueError, RecursionError) as error:  # ValueError covers both broken JSON and broken UTF-8
-            raise DataError(f"{place}: not valid JSON: {error}") from error
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(f"{path}: Parquet files need pyarrow; pip install 'veritune[parquet]'") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = [name for name in ("nums", "target") if name in file.schema_arrow.names]
-            batches = (batch.to_pylist() for batch in file.iter_batches(columns=columns))
-            for row_number, row in enumerate(itertools.chain.from_iterable(batches), start=1):
-                yield f"{path} row {row_number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
-
-
-def _problem_from_row(row: Any, place: str) -> Problem:
-    if not isinstance(row, dict):
-        raise DataError(f'{place}: the row is {row!r:.80}; it must be an object with "nums" and "target"')
-    for column in ("nums", "target"):
-        if column not in row:
-            raise DataError(f"{place}: {column!r} is missing; the row has {', '.join(map(repr, row)) or 'nothing'}")
-    numbers, target = row["nums"], row["target"]
+def _problem_from_row(row: Mapping[str, Any], place: Place) -> Problem:
+    numbers, target = cell(row, "nums", place), cell(row, "target", place)
     if (
         not isinstance(numbers, list)
         or not numbers
@@ -328,7 +284,7 @@ class CountdownTask:
     seed: int = 0
     """Seed of the generated problems."""
     data_file: Path | None = None
-    """A .jsonl or .parquet file with `nums` and `target`, read in place of generating problems."""
+    """A file (.jsonl, .parquet or .arrow) with `nums` and `target`, read in place of generating problems."""
     prompt_template: str = "compact"
     """Name of a shipped prompt, or the path of a text file with {question} in it."""
     require_all_numbers: bool = False
@@ -359,6 +315,20 @@ class CountdownTask:
     def reward(self, response_text: str, ground_truth: Mapping[str, Any]) -> Score:
         """See `score_response`."""
         return score_response(response_text, ground_truth, self.require_all_numbers)
+
+    def traces(self, seed: int) -> list[tuple[Example, str]]:
+        """Each training problem of three numbers with a careless trace: about three in ten are right."""
+        generator = random.Random(derive_seed(seed, 0, "traces"))
+        examples = [example for example in self.examples("train") if len(example.ground_truth["numbers"]) == 3]
+        return [
+            (
+                example,
+                write_trace(
+                    example.ground_truth["numbers"], example.ground_truth["target"], generator, CARELESS
+                ).response,
+            )
+            for example in examples
+        ]
 
     @cached_property
     def _template(self) -> str:

@@ -1,0 +1,115 @@
+"""Expert iteration: sample, keep what is right, fine-tune on it, again (Anthony et al., arXiv 1705.08439; STaR)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from veritune.configs import TrainingConfig, require
+from veritune.evaluate import Group, log_generations
+from veritune.randomness import derive_seed
+from veritune.training import (
+    Row,
+    Session,
+    Stopwatch,
+    draw_batch,
+    examples_of,
+    prepare_optimizer,
+    sample_and_grade,
+    scheduled_learning_rate,
+    supervised_update,
+    train,
+)
+from veritune.types import Completion, Example
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertIterationConfig(TrainingConfig):
+    """Settings of `veritune expert-iteration`; the defaults train the embedded policy on two CPU cores."""
+
+    steps: int = 5
+    """Rounds of sampling and fine-tuning."""
+    questions_per_step: int = 512
+    """Prompts sampled each round (D_b)."""
+    group_size: int = 8
+    """Responses sampled for each prompt (G)."""
+    epochs_per_step: int = 1
+    """Passes of fine-tuning over the responses that were right."""
+    batch_size: int = 64
+    """Responses of one optimiser step."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW."""
+    min_tokens: int = 4
+    """Tokens that come before one may end the response: an empty response cannot be trained on."""
+    deduplicate: bool = True
+    """Of equal right responses to the same prompt, keep one."""
+    validate_every: int = 1
+    """Rounds between validations."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "temperature", self.temperature > 0, "positive: greedy siblings are all the same")
+        require(self, "warmup_steps", self.warmup_steps <= self.steps, f"at most steps ({self.steps})")
+        for name in ("steps", "questions_per_step", "group_size", "epochs_per_step", "batch_size"):
+            require(self, name, getattr(self, name) >= 1, "at least 1")
+
+
+def run(session: Session) -> None:
+    """Train the session's policy on its own right answers and leave everything in its run folder."""
+    optimizer = prepare_optimizer(session)
+    examples = examples_of(session.task, "train")
+    train(
+        session,
+        optimizer,
+        steps=session.config.steps,
+        update=lambda step: expert_iteration_step(session, step, optimizer, examples),
+    )
+
+
+def expert_iteration_step(
+    session: Session, step: int, optimizer: torch.optim.Optimizer, train_examples: Sequence[Example]
+) -> Row:
+    """One round: sample, keep what is right, fine-tune on it. Returns the round's metrics."""
+    config, clock = session.config, Stopwatch()
+    examples = draw_batch(train_examples, config.questions_per_step, step, config.seed)
+    session.engine.load_weights(session.policy.model, version=step - 1)
+    groups = sample_and_grade(session, step, "rollout", examples, n=config.group_size, version=step - 1)
+    summary = log_generations(groups, lambda rows: session.run.write_rows("rollouts", step, rows))
+    clock.lap("rollout")
+
+    kept = right_responses(groups, deduplicate=config.deduplicate)
+    learning_rate = scheduled_learning_rate(
+        config.learning_rate, step, config.steps, config.warmup_steps, config.schedule
+    )
+    updates: list[Row] = []
+    for epoch in range(config.epochs_per_step):
+        random.Random(derive_seed(config.seed, step, f"epoch {epoch}")).shuffle(kept)
+        for start in range(0, len(kept), config.batch_size):
+            pairs = [(completion.prompt_ids, completion.ids) for completion in kept[start : start + config.batch_size]]
+            updates.append(supervised_update(session, step, optimizer, pairs, learning_rate))
+    seconds = clock.lap("train")
+    return {
+        **summary,
+        "responses": sum(len(completions) for _, completions, _ in groups),
+        "responses_kept": len(kept),
+        "updates": len(updates),
+        **{name: sum(update[name] for update in updates) / max(len(updates), 1) for name in ("loss", "grad_norm")},
+        "learning_rate": learning_rate,
+        **{f"seconds_{stage}": value for stage, value in seconds.items()},
+    }
+
+
+def right_responses(groups: Sequence[Group], *, deduplicate: bool) -> list[Completion]:
+    """The completions that were paid in full; of equal ones to a prompt only the first, if asked."""
+    kept: list[Completion] = []
+    for _, completions, scores in groups:
+        right = [completion for completion, score in zip(completions, scores, strict=True) if score.answer_reward >= 1]
+        if deduplicate:
+            right = list({completion.ids: completion for completion in reversed(right)}.values())[::-1]
+        kept += right
+    return kept

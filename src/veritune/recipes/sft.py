@@ -1,0 +1,126 @@
+"""Supervised fine-tuning on reasoning traces: next-token likelihood of the responses, prompts excluded."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from veritune.configs import TrainingConfig, require
+from veritune.errors import DataError
+from veritune.randomness import derive_seed
+from veritune.training import (
+    Row,
+    Session,
+    prepare_optimizer,
+    scheduled_learning_rate,
+    supervised_update,
+    train,
+)
+from veritune.types import Task, TracedTask
+
+TokenPair = tuple[list[int], list[int]]
+"""Prompt ids and response ids, the end-of-sequence id included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig(TrainingConfig):
+    """Settings of `veritune sft`; the defaults fine-tune the embedded policy on two CPU cores."""
+
+    traces: Path | None = None
+    """A JSONL file of {prompt, response}, with ground_truth for filter_correct; default: the task's own traces."""
+    unique_examples: int | None = None
+    """How many traces to take, in a seeded random order; default: all."""
+    filter_correct: bool = False
+    """Keep only traces whose response the task's reward pays in full."""
+    epochs: int = 1
+    """Passes over the traces."""
+    batch_size: int = 64
+    """Traces of one optimiser step."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "unique_examples", self.unique_examples is None or self.unique_examples >= 1, "at least 1")
+        require(self, "epochs", self.epochs >= 1, "at least 1")
+        require(self, "batch_size", self.batch_size >= 1, "at least 1")
+
+
+def run(session: Session) -> None:
+    """Fine-tune the session's policy and leave everything in its run folder."""
+    config = session.config
+    pairs, counts = load_pairs(session)
+    optimizer = prepare_optimizer(session)
+    steps_per_epoch = math.ceil(len(pairs) / config.batch_size)
+    steps = config.epochs * steps_per_epoch
+
+    def update(step: int) -> Row:
+        epoch, place = divmod(step - 1, steps_per_epoch)
+        order = list(range(len(pairs)))
+        random.Random(derive_seed(config.seed, epoch, "data order")).shuffle(order)
+        batch = [pairs[row] for row in order[place * config.batch_size : (place + 1) * config.batch_size]]
+        learning_rate = scheduled_learning_rate(config.learning_rate, step, steps, config.warmup_steps, config.schedule)
+        return {**supervised_update(session, step, optimizer, batch, learning_rate), "epoch": epoch + 1, **counts}
+
+    train(session, optimizer, steps=steps, update=update)
+
+
+def load_pairs(session: Session) -> tuple[list[TokenPair], Row]:
+    """The traces to train on as ids, and how many there were, were kept and are unique."""
+    config = session.config
+    rows = read_traces(config.traces) if config.traces else task_traces(session.task, config.seed)
+    total = len(rows)
+    if config.filter_correct:
+        rows = [row for row in rows if _is_correct(session.task, row)]
+    kept = len(rows)
+    unique = list({(row["prompt"], row["response"]): row for row in rows}.values())
+    random.Random(derive_seed(config.seed, 0, "unique examples")).shuffle(unique)
+    unique = unique[: config.unique_examples]
+    if not unique:
+        raise DataError(f"no traces are left to train on: {total} were read, {kept} kept")
+    end = session.policy.end_of_response
+    pairs = [(session.policy.encode(row["prompt"]), [*session.policy.encode(row["response"]), end]) for row in unique]
+    return pairs, {"traces_read": total, "traces_kept": kept, "traces_unique": len(unique)}
+
+
+def task_traces(task: Task, seed: int) -> list[dict[str, Any]]:
+    """The traces that the task writes for its own training examples."""
+    if not isinstance(task, TracedTask):
+        raise DataError(f"task {task.name} writes no traces of its own; give a file with --traces")
+    return [
+        {"prompt": task.prompt(example), "response": response, "ground_truth": example.ground_truth}
+        for example, response in task.traces(seed)
+    ]
+
+
+def read_traces(path: Path) -> list[dict[str, Any]]:
+    """Rows of {prompt, response}; a broken one is a DataError naming file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path} line {number}: not valid JSON: {error}") from error
+        for column in ("prompt", "response"):
+            if not isinstance(row, dict) or not isinstance(row.get(column), str):
+                raise DataError(f"{path} line {number}: {column!r} must be a string")
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path}: the file has no rows")
+    return rows
+
+
+def _is_correct(task: Task, row: dict[str, Any]) -> bool:
+    if "ground_truth" not in row:
+        raise DataError("filter_correct is on, but a trace has no 'ground_truth' to grade its response with")
+    return task.reward(row["response"], row["ground_truth"]).answer_reward >= 1
