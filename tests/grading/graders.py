@@ -14,7 +14,7 @@ def faulty(response: str, ground_truth: str) -> Score:
         while True:
             pass
     if response == "one long C call":
-        return Score(float(9 ** 9**9 > 0), 1.0, 1.0)
+        return Score(float(9**9**9 > 0), 1.0, 1.0)
     if response == "memory":
         return Score(float(len(bytearray(1 << 40))), 1.0, 1.0)
     if response == "die":

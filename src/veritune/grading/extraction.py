@@ -34,6 +34,7 @@ def extract_answer_blocks(response: str, strict_format: bool = False) -> list[st
         while len(blocks) <= MAX_CANDIDATES:
             end = response.find(ANSWER_END, position)
             if end < 0:
+                blocks.append(response[position:])  # a further answer that never ends is an answer too
                 break
             blocks.append(response[position:end])
             start = response.find(ANSWER_START, end)
@@ -95,12 +96,11 @@ def parse_gsm8k_response(text: str) -> str | None:
 
 
 _STATED_LETTER = re.compile(
-    r"(?:answer|option|choice)(?:\s+(?:is|would be|should be|must be))?\s*:?\s*(?:option|choice)?\s*"
-    r"[*$\\a-z{]{0,12}?[(\[]?\b([A-Z])\b(?![a-z'])",
-    re.IGNORECASE,
+    r"(?i:answer|option|choice)(?:\s+(?:is|would be|should be|must be))?\s*:?\s*(?:option|choice)?"
+    r"(?:[\s*$(\[]|\\[a-z]+\{){0,6}(?:([A-Z])(?![A-Za-z'])|([a-z])(?=\s*(?:[).\]:*}]|\Z)))",
 )
-_LEADING_LETTER = re.compile(r"\s*(?:\*\*)?[(\[]?([A-Z])(?:[)\].:]|\*\*|\s*$)")
-_LONE_LETTER = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])(?!\s+[a-z])")
+_LEADING_LETTER = re.compile(r"\s*(?:\*\*)?[(\[]?([A-Z])(?:[)\].:]|\*\*|\s*\Z)")
+_LONE_LETTER = re.compile(r"(?<![A-Za-z0-9'])(?:A(?!\s+[a-z])|[B-HJ-Z])(?![A-Za-z0-9'])")
 
 
 def parse_mmlu_response(example: Mapping[str, Any], text: str) -> str | None:
@@ -112,9 +112,9 @@ def parse_mmlu_response(example: Mapping[str, Any], text: str) -> str | None:
     """
     options = [str(option) for option in example["options"]]
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]
-    stated = [match[1] for match in _STATED_LETTER.finditer(text) if match[1] in letters]
+    stated = [(match[1] or match[2]).upper() for match in _STATED_LETTER.finditer(text)]
     if stated:
-        return stated[-1]
+        return stated[-1] if stated[-1] in letters else None
     leading = _LEADING_LETTER.match(text)
     if leading and leading[1] in letters:
         return leading[1]
@@ -122,5 +122,5 @@ def parse_mmlu_response(example: Mapping[str, Any], text: str) -> str | None:
     for letter, option in zip(letters, options, strict=True):
         if plain and plain == option.strip().rstrip(".").casefold():
             return letter
-    alone = {match[1] for match in _LONE_LETTER.finditer(text) if match[1] in letters}
+    alone = {match[0] for match in _LONE_LETTER.finditer(text)} & set(letters)
     return alone.pop() if len(alone) == 1 else None

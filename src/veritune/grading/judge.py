@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,400})(?:\.[0-9]{0,400})?|[+-]?\.[0-9]{1,400}")
-_CHOICE_GOLD = re.compile(r"\(?([A-Ja-j])\)?\.?")
+_CHOICE_GOLD = re.compile(r"\(?([A-Ja-dfghj])\)?\.?")
 _CHOICE = re.compile(
     r"(?:i (?:would )?(?:choose|pick|select) )?"
     r"(?:(?:the |my )?(?:final |correct |best )?(?:answer|option|choice)(?: is)?:?\s*(?:option|choice)?\s*)?"
@@ -232,7 +232,8 @@ def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ver
     if assignment is not None:
         return assignment
     if answers is None or golds is None:
-        return Verdict(_equal_conditions(answer, gold), "conditions")
+        equal = _equal_conditions(answer, gold)
+        return Verdict(equal, "conditions" if equal else f"{answer.kind} is no {gold.kind}")
     labels = [item.label for item in golds]
     if len(set(labels)) == len(labels) > 1 and not any(item.label for item in answers):
         in_order = len(answers) == len(golds) and all(
@@ -275,8 +276,9 @@ def _items(reading: Reading) -> list[Reading] | None:
         return result
     if reading.node is None:
         return None
-    if reading.node.kind == "set":
-        return [Reading("value", node=child, unit=reading.unit) for child in reading.node.children]
+    members = reading.node.children[1] if reading.node.kind == "member" else reading.node
+    if members.kind == "set":
+        return [Reading("value", node=child, unit=reading.unit) for child in members.children]
     choices = sign_choices(reading.node)
     if len(choices) > 1:
         return [Reading("value", node=choice, unit=reading.unit, label=reading.label) for choice in choices]

@@ -45,6 +45,8 @@ def is_hedged(tokens: Sequence[Token]) -> bool:
             lowered = token.text.lower()
             if lowered in ("squared", "cubed") and index and tokens[index - 1].text.lower() in UNIT_SYNONYMS:
                 continue
+            if lowered == "times" and index + 1 == len(tokens):
+                continue
             if lowered in ("more", "fewer", "less") and _counts_a_difference(tokens, index):
                 continue
             if lowered in BLOCKERS:
@@ -89,7 +91,11 @@ def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
             words += 1
         if token.text == "=" and not any(is_wordy(tokens, earlier) for earlier in range(index)):
             continue  # `x = 5` is a formula
-        if token.text.lower() in COPULAS and words and _may_introduce(tokens[:index]):
+        if (
+            (token.text.lower() in COPULAS or (token.text == "s" and tokens[index - 1].text == "'"))
+            and words
+            and _may_introduce(tokens[:index])
+        ):
             start = index + 1
     if words > MAX_SENTENCE_WORDS:
         raise UnreadableError("a long sentence")

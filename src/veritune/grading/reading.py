@@ -313,15 +313,21 @@ def _split_unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
     money = NO_UNIT
     for index in range(min(2, len(tokens) - 1)):
         name = CURRENCY_SIGNS.get(tokens[index].text) or CURRENCY_CODES.get(tokens[index].text.lower())
-        if name and tokens[index + 1].kind in ("number", "sign"):
+        if name and (tokens[index + 1].kind == "number" or tokens[index + 1].text in ("-", "\\")):
             money = currency(name)
             tokens = tokens[:index] + tokens[index + 1 :]
+            break
+        if name and tokens[index + 1].text == "." and len(tokens) > index + 2:  # Rs. 500
+            money = currency(name)
+            tokens = tokens[:index] + tokens[index + 2 :]
             break
     start = _unit_start(tokens)
     body, tail = tokens[:start], tokens[start:]
     unit: Unit | None = NO_UNIT
     if tail:
         unit = read_unit(tail)
+        if unit is None and len(tail[0].text) == 1:
+            return tokens, money  # `5 m + 2`: the letter is a variable
     if not any(token.text in FUNCTIONS for token in body):
         body, sign_unit = _split_sign_unit(body)
     else:

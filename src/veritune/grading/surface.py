@@ -97,6 +97,7 @@ _REPEATING = re.compile(r"(?<![0-9A-Za-z])([0-9]{0,20}\.[0-9]{0,20})\(([0-9]{1,2
 _UNION_LETTER = re.compile(r"(?<=[)\]])\s?U\s?(?=[(\[])")
 _TIMES_LETTER = re.compile(r"(?<=[0-9])\s?[xX]\s?(?=10\s?\^)")
 _DEGREE_LETTER = re.compile(r"(?<=[0-9])\^\{?o\}?(?![A-Za-z])")
+_SET_MINUS = re.compile(r"(?<=\\mathbb\{R\}) ?- ?(?=\\\{|\\left\\\{)")
 _TRAILING = " \t\r\n.,;:"
 _WRAPPERS = ("\\boxed{", "\\fbox{", "\\mathrm{", "\\mathbf{", "\\displaystyle{", "\\ensuremath{", "\\underline{")
 
@@ -131,6 +132,8 @@ def clean(text: str) -> str:
     text = _peel(text)
     if "\\boxed" in text:
         text = _unbox(text)
+    if "\\mathbb" in text:
+        text = _SET_MINUS.sub(r"\\setminus ", text)
     if "(" in text:
         text = _REPEATING.sub(r"\1\\overline{\2}", text)
         text = _UNION_LETTER.sub(r" \\cup ", text)

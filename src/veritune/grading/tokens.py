@@ -81,6 +81,8 @@ _SYNONYMS = {
     "approxeq": "approx",
     "simeq": "approx",
     "bar": "overline",
+    "dot": "overline",
+    "surd": "√",
     "infin": "infty",
     "infinity": "infty",
     "varepsilon": "epsilon",
@@ -90,7 +92,7 @@ _SYNONYMS = {
     "bigcup": "cup",
     "bigcap": "cap",
 }
-_SIGNS_FROM_COMMANDS = words("< > * ÷ | [ ] ( ) : ... % $ # &")
+_SIGNS_FROM_COMMANDS = words("√ < > * ÷ | [ ] ( ) : ... % $ # &")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 

@@ -12,6 +12,7 @@ MAX_UNIT_WORDS = 12
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWER_AFTER = {"squared": 2, "cubed": 3}
 _SIGNS_IN_UNITS = frozenset("/*{}()^-'.")
+_DANGLING = frozenset({"to", "of", "by", "than", "from", "with"})
 _TEMPERATURES = {"C": "celsius", "F": "fahrenheit"}
 
 
@@ -65,6 +66,10 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
     nouns: set[str] = set()
     direction = power = 1
     position = 0
+    if [token.text for token in tokens] == ["in"]:
+        return Unit(frozenset({("inch", 1)}))
+    if tokens[-1].text.lower() in _DANGLING:
+        return None
     if sum(token.kind in ("word", "text") for token in tokens) > MAX_UNIT_WORDS:
         return None
     while position < len(tokens):

@@ -126,15 +126,15 @@ COPULAS = words(
     "totals makes made make sold sells sell earns earned earn needs needed need spends spent spend pays paid pay "
     "bought "
     "buys buy ate eats eat ran runs drove drives saved saves save collected collects took takes take receives received "
-    "read reads reached wrote weighs weighed measures contains contained travels traveled walked walks uses used "
+    "read reads reached wrote weighs weighed measures travels traveled walked walks uses used "
     "leaves left "
-    "remain remains becomes became include includes total"
+    "remain remains becomes became total"
 )
 """Words right after which a sentence states its value."""
 
 FILLERS = words(
     "exactly just simply clearly thus therefore so hence then equal to a an the total of only now also given by value "
-    "precisely number"
+    "precisely number him her them me us you he she it they"
 )
 """Words between the copula and the value, or around a value, that change nothing."""
 
@@ -179,7 +179,8 @@ BLOCKERS = words(
     third thirds quarter quarters multiple multiples factor factors divisible divides divisor remainder
     hundred thousand million billion trillion dozen dozens pi sqrt ish something than but however though although
     first initially before after originally starts started begins began versus vs against than
-    infinity infinite
+    infinity infinite dividing adding multiplying tends approaches converges diverges goes increases decreases grand mil bn
+    wait actually ignore ballpark digit digits reciprocal inverse opposite complement logarithm ends
     """
 )
 """Words that make a number part of a bound, a hedge, a condition, a negation or a further computation."""

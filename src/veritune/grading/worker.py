@@ -17,13 +17,18 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from veritune.errors import ConfigError
+
 Grader = Callable[[str, Any], Any]
 
 
 def load_grader(dotted_name: str) -> Grader:
-    """The function `package.module:name`."""
+    """The function `package.module:name`; raises ConfigError where there is none."""
     module, _, name = dotted_name.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"grader is {dotted_name!r}; it must name a function as package.module:function") from error
 
 
 def serve(grader: Grader, seconds_per_answer: float, requests: BinaryIO, replies: BinaryIO) -> None:
