@@ -17,16 +17,17 @@ import pytest
 LAYERS = {
     0: ["errors"],
     1: ["types", "randomness"],
-    2: ["primitives", "grading", "runs", "configs", "prompts", "assets", "policies"],
-    3: ["tasks", "engines", "trackers"],
-    4: ["countdown", "evaluate", "training"],
-    5: ["recipes", "discovery", "report"],
-    6: ["launch", "display"],
-    7: ["experiments", "commands"],
-    8: ["cli"],
+    2: ["primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"],
+    3: ["tasks", "engines", "trackers", "canary"],
+    4: ["countdown", "evaluate"],
+    5: ["training", "discovery", "report"],
+    6: ["recipes"],
+    7: ["launch", "display", "measurements"],
+    8: ["experiments", "commands", "grade"],
+    9: ["cli"],
 }
 TORCH_FREE = {
-    *("errors", "types", "randomness", "configs", "prompts", "runs"),
+    *("errors", "types", "randomness", "configs", "prompts", "tables", "runs", "grade"),
     *("grading", "tasks", "evaluate", "discovery", "report", "display", "cli"),
 }
 INDEPENDENT = {"tasks", "engines", "recipes"}

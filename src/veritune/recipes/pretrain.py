@@ -19,7 +19,7 @@ from veritune.policies import Policy, new_embedded_policy, save_policy
 from veritune.prompts import fill_prompt, load_prompt
 from veritune.randomness import derive_seed
 from veritune.tasks.countdown import Problem, generate_problems
-from veritune.tasks.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
+from veritune.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
 from veritune.training import Microbatch, clip_and_step, cut_microbatches, make_optimizer, score_responses
 
 CHUNK = 2048

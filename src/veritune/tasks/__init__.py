@@ -2,20 +2,119 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 from veritune.configs import CommonConfig
 from veritune.errors import ConfigError
-from veritune.types import Task
+from veritune.prompts import load_prompt
+from veritune.tasks.countdown import CountdownTask
+from veritune.tasks.questions import (
+    GSM8K,
+    MATH,
+    REWARD_FORMATS,
+    SAMPLES,
+    Form,
+    QuestionTask,
+    form_with_columns,
+    load_splits,
+    reward_format_of,
+)
+from veritune.types import Score, Task
+
+Notify = Callable[[str], None]
 
 
-def load_task(config: CommonConfig) -> Task:
-    """The task that `config.task` names, with its problems from `config.data` where that is given."""
-    if config.task == "countdown":
-        from veritune.tasks.countdown import CountdownTask
+@dataclasses.dataclass(frozen=True)
+class TaskEntry:
+    """A row of the table of tasks."""
 
-        return CountdownTask(
-            numbers=config.countdown_numbers,
-            data_file=config.data,
-            prompt_template=config.prompt,
-            require_all_numbers=config.require_all_numbers,
-        )
-    raise ConfigError(f"task is {config.task!r}; allowed is countdown")
+    load: Callable[[CommonConfig, str, Notify], Task]
+    """The task, from the config and the prompt's name."""
+    prompt: str
+    """The prompt where the config names none."""
+    chat_prompt: str
+    """The prompt where the config names none and the chat template is on."""
+    settings: tuple[str, ...]
+    """The settings that only some tasks have, and this one has."""
+
+
+def _countdown(config: CommonConfig, prompt: str, notify: Notify) -> Task:
+    return CountdownTask(
+        numbers=config.countdown_numbers,
+        data_file=config.data,
+        prompt_template=prompt,
+        require_all_numbers=config.require_all_numbers,
+    )
+
+
+def _gsm8k(config: CommonConfig, prompt: str, notify: Notify) -> Task:
+    return _question_task(config, GSM8K, prompt, notify)
+
+
+def _math(config: CommonConfig, prompt: str, notify: Notify) -> Task:
+    return _question_task(config, MATH, prompt, notify)
+
+
+def _file(config: CommonConfig, prompt: str, notify: Notify) -> Task:
+    if config.data is None and config.validation_data is None:
+        raise ConfigError("data is None; task file needs data or validation_data")
+    return _question_task(config, form_with_columns(config.question_column, config.answer_column), prompt, notify)
+
+
+def _question_task(config: CommonConfig, form: Form, prompt: str, notify: Notify) -> QuestionTask:
+    template = load_prompt(prompt)
+    data: Path | None = config.data
+    if data is None and config.validation_data is None:
+        data = SAMPLES / f"{config.task}.jsonl"
+        notify(f"task {config.task} was given no data: its problems are the small sample that Veritune ships")
+    train, validation = load_splits(config.task, form, data, config.validation_data, config.skip_bad_rows, notify)
+    reward = REWARD_FORMATS[config.reward or reward_format_of(template)]
+    return QuestionTask(config.task, train, validation, template, reward, reward.stop)
+
+
+FROM_FILES = ("data", "validation_data", "skip_bad_rows", "reward")
+TASKS = {
+    "countdown": TaskEntry(
+        _countdown, "compact", "countdown_instruct", ("data", "countdown_numbers", "require_all_numbers")
+    ),
+    "gsm8k": TaskEntry(_gsm8k, "r1_zero", "question_only", FROM_FILES),
+    "math": TaskEntry(_math, "r1_zero", "question_only", FROM_FILES),
+    "file": TaskEntry(_file, "r1_zero", "question_only", (*FROM_FILES, "question_column", "answer_column")),
+}
+
+
+def load_task(config: CommonConfig, notify: Notify = print) -> Task:
+    """The task that `config.task` names, its data read; `notify` is told of rows that are left out.
+
+    Raises ConfigError for an unknown task, an unknown prompt or a setting that the task does not have, and DataError
+    for data that cannot be used.
+    """
+    if config.task not in TASKS:
+        raise ConfigError(f"task is {config.task!r}; allowed are {', '.join(TASKS)}")
+    entry = TASKS[config.task]
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in dict.fromkeys(name for other in TASKS.values() for name in other.settings):
+        if name not in entry.settings and getattr(config, name) != defaults[name]:
+            raise ConfigError(f"{name} is {getattr(config, name)!r}, but task {config.task} has no such setting")
+    return entry.load(config, config.prompt or (entry.chat_prompt if config.chat else entry.prompt), notify)
+
+
+@contextlib.contextmanager
+def time_limited(task: Task) -> Iterator[Task]:
+    """The task with every reward computed in a process that is killed at its limit of time or memory.
+
+    Only the judge of free-form mathematics can need that; Countdown's reads an answer in one pass.
+    """
+    if not isinstance(task, QuestionTask):
+        yield task
+        return
+    with task.reward_format.pool() as pool:
+
+        def score(response: str, ground_truth: Any) -> Score:
+            return pool.score([(response, ground_truth)])[0]
+
+        yield dataclasses.replace(task, reward_format=dataclasses.replace(task.reward_format, score=score))
