@@ -27,7 +27,7 @@ LAYERS = {
     9: ["cli"],
 }
 TORCH_FREE = {
-    *("errors", "types", "randomness", "configs", "prompts", "tables", "runs", "grade"),
+    *("errors", "types", "randomness", "configs", "prompts", "tables", "countdown_traces", "runs", "grade"),
     *("grading", "tasks", "evaluate", "discovery", "report", "display", "cli"),
 }
 INDEPENDENT = {"tasks", "engines", "recipes"}
