@@ -49,6 +49,7 @@ COMMANDS = {
         "commands:expert_iteration",
     ),
     "grpo": Command("Train with GRPO or one of its variants.", "recipes.grpo:GRPOConfig", "commands:grpo"),
+    "grade": Command("Grade a file of answers, and say why.", "grade:GradeConfig", "grade:grade"),
     "resume": Command("Continue a run that was stopped or killed.", "commands:ResumeConfig", "commands:resume_run"),
     "report": Command("Write report.html and figures of runs.", "commands:ReportConfig", "commands:report"),
     "pretrain-embedded": Command(

@@ -32,9 +32,21 @@ class CommonConfig:
     task: str = "countdown"
     """The task whose problems are asked and whose reward pays."""
     data: Path | None = None
-    """A file of problems for the task instead of its own; its rows are split into training and validation."""
-    prompt: str = "compact"
-    """The prompt: a template's name (compact, r1_zero, question_only) or the path of a text with {question} in it."""
+    """Problems instead of the task's own: a .jsonl, .parquet or .arrow file, or hub:OWNER/NAME[:CONFIG][@SPLIT]."""
+    validation_data: Path | None = None
+    """Held-out problems, in the same form; default: one question in ten of data, the same ones every time."""
+    question_column: str = "question"
+    """The column of the questions, for task file."""
+    answer_column: str = "answer"
+    """The column of the answers, for task file: short, or a solution that ends with #### or a \\boxed{}."""
+    skip_bad_rows: bool = False
+    """Leave rows that cannot be used out of the data and say how many, instead of stopping at the first."""
+    prompt: str | None = None
+    """A template's name (compact, r1_zero, question_only, …) or a file with {question} in it; default: the task's."""
+    chat: bool = False
+    """Send the prompt as a user's message in the model's own chat template; the default prompt is then plainer."""
+    reward: Literal["r1_zero", "r1_zero_strict", "question_only"] | None = None
+    """Where the answer must stand: in <answer> tags or \\boxed{}; default: the tags if the prompt has some."""
     countdown_numbers: Literal[3, 4] = 3
     """Numbers of a generated Countdown problem."""
     require_all_numbers: bool = False
@@ -69,6 +81,15 @@ class CommonConfig:
     """Also log to Weights & Biases (extra: wandb)."""
 
     def __post_init__(self) -> None:
+        require(
+            self,
+            "validation_data",
+            self.validation_data is None or self.validation_data != self.data,
+            "another source than data, which is split by itself",
+        )
+        for name in ("question_column", "answer_column"):
+            require(self, name, bool(getattr(self, name)), "a column's name")
+        require(self, "answer_column", self.answer_column != self.question_column, "another one than question_column")
         require(self, "seed", self.seed >= 0, "0 or more")
         require(self, "max_rows", self.max_rows >= 1, "at least 1")
         require(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
