@@ -2,8 +2,8 @@
 
 Run: PYTHONPATH=src python benchmarks/grading.py [--cases tests/grading/cases.jsonl] [--rounds 3]
 
-No gold answer is cached between grades. The times are CPU seconds of the grading thread, so other programs on the machine
-don't count; the pool's rate is by the clock.
+No gold answer is cached between grades. The times are CPU seconds of the grading thread, so that other programs on
+the machine don't count; the pool's rate is by the clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     cases = load(arguments.cases) * arguments.rounds
     is_equivalent(r"\sqrt{12}", r"2\sqrt{3}")  # imports mpmath, once for each process
     ways = {
-        "is_equivalent": lambda answer, gold: is_equivalent(answer, gold),
+        "is_equivalent": is_equivalent,
         "r1_zero_reward_fn": lambda answer, gold: r1_zero_reward_fn(
             f"{THOUGHT}</think> <answer>{answer}</answer>", gold
         )["reward"],

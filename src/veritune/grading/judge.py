@@ -37,6 +37,7 @@ class Verdict(NamedTuple):
 
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,400})(?:\.[0-9]{0,400})?|[+-]?\.[0-9]{1,400}")
+_MAX_CHOICE_CHARACTERS = 24
 _CHOICE_GOLD = re.compile(r"\(?([A-Ja-dfghj])\)?\.?")
 _CHOICE = re.compile(
     r"(?:i (?:would )?(?:choose|pick|select) )?"
@@ -61,11 +62,11 @@ def judge(answer: object, gold: object, policy: GradingPolicy = DEFAULT_POLICY) 
     if isinstance(gold, (list, tuple, set, frozenset)):
         return _judge_any(answer, list(gold), policy)
     answer_text, gold_text = as_text(answer), as_text(gold)
-    quick = quick_verdict(answer_text, gold_text)
-    if quick is not None:
-        return quick
+    if len(answer_text) > MAX_CHARACTERS or len(gold_text) > MAX_CHARACTERS:
+        return Verdict(answer_text.strip() == gold_text.strip(), "too long")
+    plain_answer, plain_gold = clean(answer_text), clean(gold_text)
     try:
-        return _judge_texts(answer_text, gold_text, policy)
+        return _quick_verdict(plain_answer, plain_gold) or _judge_plain(plain_answer, plain_gold, policy)
     except RecursionError:  # only where the caller itself stands at the end of the stack
         return Verdict(False, "too deep")
 
@@ -85,20 +86,20 @@ def as_text(value: object) -> str:
         return value
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return "" if value is None else str(value)
+    try:
+        return "" if value is None else str(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return ""
 
 
-def quick_verdict(answer: str, gold: str) -> Verdict | None:
-    """What the normaliser alone settles: empty, identical and overlong texts, and plain numbers. None for the rest."""
-    if len(answer) > MAX_CHARACTERS or len(gold) > MAX_CHARACTERS:
-        return Verdict(answer.strip() == gold.strip(), "too long")
-    plain_answer, plain_gold = clean(answer), clean(gold)
-    if not plain_answer or not plain_gold:
+def _quick_verdict(answer: str, gold: str) -> Verdict | None:
+    """What the normaliser alone settles: empty and identical texts, and plain numbers. None for the rest."""
+    if not answer or not gold:
         return Verdict(False, "empty")
-    if plain_answer == plain_gold:
+    if answer == gold:
         return Verdict(True, "identical")
-    if _PLAIN_NUMBER.fullmatch(plain_gold) and _PLAIN_NUMBER.fullmatch(plain_answer):
-        return Verdict(_plain_value(plain_answer) == _plain_value(plain_gold), "number")
+    if _PLAIN_NUMBER.fullmatch(gold) and _PLAIN_NUMBER.fullmatch(answer):
+        return Verdict(_plain_value(answer) == _plain_value(gold), "number")
     return None
 
 
@@ -107,11 +108,11 @@ def _plain_value(text: str) -> Fraction | int:
     return -value if text.startswith("-") else value
 
 
-def _judge_texts(answer: str, gold: str, policy: GradingPolicy) -> Verdict:
-    if policy.multiple_choice:
-        letter = _CHOICE_GOLD.fullmatch(without_markup(clean(gold)))
+def _judge_plain(answer: str, gold: str, policy: GradingPolicy) -> Verdict:
+    if policy.multiple_choice and len(gold) < _MAX_CHOICE_CHARACTERS:
+        letter = _CHOICE_GOLD.fullmatch(without_markup(gold))
         if letter:
-            chosen = _chosen_letter(without_markup(clean(answer)))
+            chosen = _chosen_letter(without_markup(answer))
             if chosen is not None:
                 return Verdict(chosen == letter[1].upper(), "choice")
     gold_reading = read(gold, sentences=policy.sentences)

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from veritune.grading.clock import read_clock, read_date, read_ratio, without_markup
-from veritune.grading.limits import MAX_CHARACTERS, UnreadableError
+from veritune.grading.limits import UnreadableError
 from veritune.grading.nodes import Node
 from veritune.grading.parser import parse
 from veritune.grading.prose import is_hedged, is_wordy, number_words, sentence_value, text_of
-from veritune.grading.surface import clean
 from veritune.grading.tokens import Token, tokenize
 from veritune.grading.units import (
     CURRENCY_CODES,
@@ -71,11 +70,8 @@ _CLOSERS = frozenset({")", "]", "}", "rangle", "end", "rfloor", "rceil"})
 _OTHER_RELATIONS = frozenset({"<", ">", "<=", ">=", "le", "ge", "ne", "!=", "in"})
 
 
-def read(text: str, sentences: bool = True) -> Reading:
-    """What `text` states; never raises on a string."""
-    if len(text) > MAX_CHARACTERS:
-        return Reading("words", words=text.strip())
-    plain = clean(text)
+def read(plain: str, sentences: bool = True) -> Reading:
+    """What a text that `surface.clean` has made plain states; never raises on a string."""
     special = _read_special(plain) or (_read_special(_after_is(plain)) if sentences and " " in plain else None)
     if special is not None:
         return special

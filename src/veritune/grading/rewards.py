@@ -105,12 +105,17 @@ def settle_question_only(response: str, ground_truth: GroundTruth) -> Score | No
     return _settle(response, ground_truth, _boxed_candidates)
 
 
-_COSTLY = re.compile(r"[\^!√∛∜⁰-⁹²³¹]|\*\*|sqrt|log|ln|sin|cos|tan|exp|binom")
-_CHEAP_CHARACTERS = 200
+_COSTLY = re.compile(
+    r"!|\*\*|\^[^^]{0,6}\^|\^\{?[0-9]{4}|[⁰-⁹²³¹]{4}|sin|cos|tan|cot|sec|csc|log|ln|exp|binom|floor|ceil"
+)
+_CHEAP_CHARACTERS = 160
 
 
 def _is_cheap(text: str) -> bool:
-    """Whether judging `text` takes microseconds: short, or too long to be read, and without powers and functions."""
+    """Whether judging `text` takes microseconds: short, without towers of powers, factorials and transcendentals.
+
+    A text too long to be read is cheap too: it is only compared.
+    """
     return len(text) > MAX_CHARACTERS or (len(text) <= _CHEAP_CHARACTERS and not _COSTLY.search(text))
 
 

@@ -98,6 +98,7 @@ _UNION_LETTER = re.compile(r"(?<=[)\]])\s?U\s?(?=[(\[])")
 _TIMES_LETTER = re.compile(r"(?<=[0-9])\s?[xX]\s?(?=10\s?\^)")
 _DEGREE_LETTER = re.compile(r"(?<=[0-9])\^\{?o\}?(?![A-Za-z])")
 _SET_MINUS = re.compile(r"(?<=\\mathbb\{R\}) ?- ?(?=\\\{|\\left\\\{)")
+_MARKS = ("**", "__", "`", '"', "'", "*")
 _TRAILING = " \t\r\n.,;:"
 _WRAPPERS = ("\\boxed{", "\\fbox{", "\\mathrm{", "\\mathbf{", "\\displaystyle{", "\\ensuremath{", "\\underline{")
 
@@ -170,6 +171,8 @@ def _remove_math_dollars(text: str) -> str:
 
 def _peel(text: str) -> str:
     """Take off what stands around the whole text, layer by layer."""
+    if text[:1].isalnum() and text[-1:].isalnum():
+        return text
     for _ in range(8):
         before = text
         text = text.strip().lstrip("=").strip()
@@ -177,12 +180,12 @@ def _peel(text: str) -> str:
             text = text.rstrip(_TRAILING)
         if text.endswith("\\"):
             text = text[:-1]
-        for wrapper in _WRAPPERS:
+        for wrapper in _WRAPPERS if text.startswith(_WRAPPERS) else ():
             if text.startswith(wrapper) and closing_brace(text, len(wrapper) - 1) == len(text) - 1:
                 text = text[len(wrapper) : -1]
         if text.startswith("**"):
             text = _BOLD.sub(r"\1", text)
-        for mark in ("**", "__", "`", '"', "*"):
+        for mark in _MARKS if text.startswith(_MARKS) else ():
             if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
                 inner = text[len(mark) : -len(mark)]
                 if mark not in inner:

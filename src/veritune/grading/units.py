@@ -68,9 +68,8 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
     position = 0
     if [token.text for token in tokens] == ["in"]:
         return Unit(frozenset({("inch", 1)}))
-    if tokens[-1].text.lower() in _DANGLING:
-        return None
-    if sum(token.kind in ("word", "text") for token in tokens) > MAX_UNIT_WORDS:
+    words = sum(token.kind in ("word", "text") for token in tokens)
+    if words > MAX_UNIT_WORDS or tokens[-1].text.lower() in _DANGLING:
         return None
     while position < len(tokens):
         token = tokens[position]
@@ -87,8 +86,6 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
             direction = -1
         elif lowered in _POWER_BEFORE:
             power = _POWER_BEFORE[lowered]
-        elif lowered in ("and", "or"):
-            return None
         elif not (lowered == "s" and position > 1 and tokens[position - 2].text == "'"):
             exponent, after = _exponent(tokens, position)
             if not _add_word(token, tokens[:position], direction * power * exponent, dimensions, nouns):
@@ -102,9 +99,11 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
 def _add_word(
     token: Token, before: Sequence[Token], exponent: int, dimensions: dict[str, int], nouns: set[str]
 ) -> bool:
-    """Note one word as a known unit or as a noun; False for a noun with an exponent, which is no unit."""
+    """Note one word as a known unit or as a noun; False for what belongs to no unit: `or`, a noun with an exponent."""
     symbol = _symbol(token, before)
     lowered = token.text.lower()
+    if lowered in ("and", "or"):
+        return False
     if symbol in SPEEDS:
         dimensions.update({SPEEDS[symbol]: 1, "h": -1})
     elif symbol:

@@ -179,7 +179,8 @@ BLOCKERS = words(
     third thirds quarter quarters multiple multiples factor factors divisible divides divisor remainder
     hundred thousand million billion trillion dozen dozens pi sqrt ish something than but however though although
     first initially before after originally starts started begins began versus vs against than
-    infinity infinite dividing adding multiplying tends approaches converges diverges goes increases decreases grand mil bn
+    infinity infinite dividing adding multiplying tends approaches converges diverges goes increases decreases
+    grand mil bn
     wait actually ignore ballpark digit digits reciprocal inverse opposite complement logarithm ends
     """
 )
