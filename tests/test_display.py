@@ -98,6 +98,12 @@ def test_without_a_terminal_every_row_is_printed(run: RunFolder, capsys: pytest.
 # --- Time --------------------------------------------------------------------------------------------------------
 
 
+def test_planned_steps_come_from_the_rows() -> None:
+    assert display.planned_steps([{"step": 0, "steps": 7}], PlannedConfig()) == 7
+    assert display.planned_steps([], PlannedConfig(steps=30)) == 30
+    assert display.planned_steps([], CommonConfig()) is None
+
+
 def test_seconds_left_go_by_the_last_steps() -> None:
     slow_start = [{"step": step, "seconds_elapsed": 1000.0 + 2.0 * step} for step in range(31)]
     slow_start[0]["seconds_elapsed"] = 0.0

@@ -37,6 +37,7 @@ PACE_STEPS = 20
 """The time left is reckoned from the pace of this many last steps."""
 FEW_METRICS = 4
 """A row with fewer of the metrics that are known here is told by all numbers that it has."""
+MOST_OTHERS = 6
 LONGEST_EXAMPLE = 400
 """Characters of a response that the outcome shows; of a longer one its end, where the answer stands."""
 
@@ -70,11 +71,10 @@ def live_display(run: RunFolder, config: CommonConfig) -> Iterator[Listener]:
 def plain_listener(run: RunFolder, config: CommonConfig) -> Listener:
     """A listener that prints one line for each step and one for each validation."""
     rows: list[Row] = [*run.metrics()]
-    total = planned_steps(config)
 
     def listen(row: Row) -> None:
         rows.append(row)
-        for line in plain_lines(rows, total):
+        for line in plain_lines(rows, planned_steps(rows, config)):
             print(line, flush=True)
 
     return listen
@@ -108,7 +108,8 @@ def plain_metrics(row: Row, *, with_gaps: bool) -> list[str]:
     ]
     if len(told) < FEW_METRICS:
         known = {metric for metric, _, _ in PLAIN_METRICS}
-        told += [f"{name} {value:.4g}" for name, value in other_numbers(row) if name not in known]
+        others = [f"{name} {value:.4g}" for name, value in other_numbers(row) if name not in known]
+        told += others[:MOST_OTHERS]
     return told
 
 
@@ -118,12 +119,12 @@ def shown(value: float | None, form: str) -> str:
 
 
 def other_numbers(row: Row) -> list[tuple[str, float]]:
-    """The numbers of a row apart from its step, its times, its intervals and its validation."""
+    """The numbers of a row apart from its steps, its times, its intervals and its validation."""
     skipped = ("seconds_", "validation_")
     return [
         (name, value)
         for name in row
-        if name != "step" and not name.startswith(skipped) and not name.endswith(("_low", "_high"))
+        if name not in ("step", "steps") and not name.startswith(skipped) and not name.endswith(("_low", "_high"))
         if (value := number(row, name)) is not None
     ]
 
@@ -131,9 +132,9 @@ def other_numbers(row: Row) -> list[tuple[str, float]]:
 # --- Time --------------------------------------------------------------------------------------------------------
 
 
-def planned_steps(config: CommonConfig) -> int | None:
-    """How many steps a recipe's config plans, if it plans any."""
-    steps = getattr(config, "steps", None)
+def planned_steps(rows: Sequence[Row], config: CommonConfig) -> int | None:
+    """How many steps a run is to take: its rows say it, else perhaps its config."""
+    steps = rows[-1]["steps"] if rows and "steps" in rows[-1] else getattr(config, "steps", None)
     return steps if isinstance(steps, int) else None
 
 
@@ -181,7 +182,7 @@ def panel_display(run: RunFolder, config: CommonConfig, console: Console) -> Ite
     def draw() -> RenderableType:
         waited = time.monotonic() - state["told"]
         title = f"{recipe} · {config.task} · {config.policy}"
-        return panel(View(title, tuple(rows), planned_steps(config), state["sample"], waited), console.width)
+        return panel(View(title, tuple(rows), planned_steps(rows, config), state["sample"], waited), console.width)
 
     with Live(get_renderable=draw, console=console, refresh_per_second=1) as live:
 

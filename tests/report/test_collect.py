@@ -90,6 +90,13 @@ def test_labels_that_grow_too_long_become_numbers(make_run: Make) -> None:
     assert [setting.label for setting in collect_settings(paths)] == ["setting 1", "setting 2"]
 
 
+def test_planned_steps_come_from_the_rows(make_run: Make) -> None:
+    assert collect_run(make_run("a", [{"step": 0, "steps": 7}], steps=2)).planned_steps == 7
+    assert collect_run(make_run("b", [], steps=2)).planned_steps == 2
+    assert collect_run(make_run("c", [{"step": 0}], steps=3)).planned_steps == 3
+    assert collect_run(make_run("d", [{"step": 0}], steps="many")).planned_steps is None
+
+
 def test_a_run_given_twice_counts_once(make_run: Make) -> None:
     path = make_run("a", [{"step": 0}])
     (setting,) = collect_settings([path, path.parent / "." / path.name])

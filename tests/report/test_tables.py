@@ -87,6 +87,18 @@ def test_the_steps_of_uneven_seeds_are_told(make_run: Make) -> None:
     assert tables.validated_after(setting) == "20 seconds"
 
 
+def test_several_samples(make_run: Make) -> None:
+    values = {"pass_unbiased": 0.5, "pass": 0.45, "best": 0.3, "majority": 0.25}
+    row: dict[str, float] = {"step": 0}
+    for name, value in values.items():
+        row |= {f"{name}_at_4": value, f"{name}_low_at_4": value - 0.1, f"{name}_high_at_4": value + 0.1}
+    settings = collect_settings([make_run("a", [row])])
+    assert tables.samples_table(settings).rows == (
+        ("this run", "4", "50.0% [40.0, 60.0]", "45.0% [35.0, 55.0]", "30.0% [20.0, 40.0]", "25.0% [15.0, 35.0]"),
+    )
+    assert tables.samples_table(collect_settings([make_run("b", [])])).rows == ()
+
+
 def test_difference_configuration_and_environment(make_run: Make) -> None:
     paths = [make_run(f"{rate}", [], learning_rate=rate, schedule="linear", run="x") for rate in (1e-4, 3e-4)]
     settings = collect_settings(paths)

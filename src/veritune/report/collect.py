@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +18,7 @@ from veritune.runs import RunFolder
 
 Row = Mapping[str, Any]
 
-NOT_A_SETTING = ("seed", "run", "tensorboard", "wandb")
+NOT_A_SETTING = ("seed", "run", "tensorboard", "wandb", "show", "category", "reuse")
 """Keys of a config that do not make two runs two settings."""
 LONGEST_LABEL = 80
 
@@ -83,7 +84,9 @@ class Run:
 
     @property
     def planned_steps(self) -> int | None:
-        steps = self.config.get("steps")
+        """How many steps the run is to take: its rows say it, else perhaps its config."""
+        said = self.rows[-1] if self.rows and "steps" in self.rows[-1] else self.config
+        steps = said.get("steps")
         return steps if isinstance(steps, int) else None
 
     @property
@@ -251,8 +254,11 @@ def setting_change(setting: Setting, metric: str) -> Estimate | None:
     return mean_estimate(changes) if changes else None
 
 
-def curve(runs: Sequence[Run], metric: str) -> Curve:
-    """A metric over steps: one run's numbers, or the mean, lowest and highest of several runs."""
+def curve(runs: Sequence[Run], metric: str, *, with_interval: bool | None = None) -> Curve:
+    """A metric over steps: one run's numbers, or the mean, lowest and highest of several runs.
+
+    One run's intervals are taken for validations, unless `with_interval` says otherwise.
+    """
     found: dict[int, list[tuple[Estimate, float | None]]] = {}
     ends = []
     for run in runs:
@@ -266,7 +272,8 @@ def curve(runs: Sequence[Run], metric: str) -> Curve:
     several = len(runs) > 1
     values = [[each.value for each, _ in found[step]] for step in steps]
     firsts = [found[step][0][0] for step in steps]
-    with_interval = metric.startswith("validation_")
+    if with_interval is None:
+        with_interval = metric.startswith("validation_")
     intervals = [each.interval if with_interval else (each.value, each.value) for each in firsts]
     return Curve(
         steps=steps,
@@ -276,6 +283,18 @@ def curve(runs: Sequence[Run], metric: str) -> Curve:
         high=tuple(max(each) for each in values) if several else tuple(high for _, high in intervals),
         complete=sum(step <= min(ends, default=-1) for step in steps),
     )
+
+
+def sample_curve(runs: Sequence[Run], measure: str) -> Curve:
+    """A measure of several samples a problem (pass_unbiased, best, majority) against their number N."""
+    at_sizes = []
+    for run in runs:
+        row = run.rows[-1] if run.rows else {}
+        sizes = [int(name.rpartition("_at_")[2]) for name in row if re.fullmatch(rf"{measure}_at_\d+", name)]
+        names = {f"{measure}{end}": f"{measure}{end}_at_" for end in ("", "_low", "_high")}
+        rows = [{"step": n, **{name: row.get(f"{key}{n}") for name, key in names.items()}} for n in sorted(sizes)]
+        at_sizes.append(replace(run, rows=tuple(rows)))
+    return curve(at_sizes, measure, with_interval=True)
 
 
 def _mean_seconds(points: Sequence[tuple[Estimate, float | None]]) -> float | None:

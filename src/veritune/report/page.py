@@ -16,7 +16,8 @@ from veritune.report import tables
 from veritune.report.collect import Run, Setting, collect_settings, setting_estimate
 from veritune.report.estimates import NOTHING
 from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible
-from veritune.report.figures import MOST_POINTS, Panel, make_panels, render
+from veritune.report.figures import render
+from veritune.report.panels import MOST_POINTS, Panel, make_panels
 from veritune.report.remarks import best_setting, run_remarks, setting_remarks
 
 MOST_PAIRS = 5
@@ -71,8 +72,10 @@ def render_page(settings: Sequence[Setting], pictures: Sequence[Picture]) -> str
         headline=headline(settings),
         remarks=remark_groups(settings),
         results=tables.result_table(settings[0]) if len(settings) == 1 else tables.settings_table(settings),
+        samples=tables.samples_table(settings),
         runs_table=tables.runs_table(settings) if len(runs) > 1 else None,
-        pictures=pictures,
+        pictures=[picture for picture in pictures if not picture.panel.detail],
+        details=[picture for picture in pictures if picture.panel.detail],
         picture_note=picture_note(settings),
         examples=[example_section(setting) for setting in settings],
         difference=tables.difference_table(settings) if len(settings) > 1 else None,
@@ -133,7 +136,7 @@ def picture_note(settings: Sequence[Setting]) -> str:
         return "Bands are 95% intervals over the held-out problems." + blocks
     return blocks.lstrip() + (
         "Lines are means over seeds, bands reach from the lowest to the highest seed; where a line is dashed at "
-        "its end, some seeds have stopped. Times are means over seeds."
+        "its end, some seeds have stopped. Times are means over seeds. The band of a lone run is its 95% interval."
     )
 
 

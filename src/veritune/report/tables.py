@@ -14,6 +14,7 @@ from veritune.report.collect import (
     Run,
     Setting,
     number,
+    sample_curve,
     setting_change,
     setting_estimate,
     shown_value,
@@ -149,6 +150,20 @@ def result_table(setting: Setting) -> Table:
         else "With 95% intervals over the held-out problems."
     )
     return Table(("Held-out problems", "before", "after", "change"), tuple(rows), note)
+
+
+def samples_table(settings: Sequence[Setting]) -> Table:
+    """One line for each setting and N: how often N samples hold a right one, and how often each choice finds one."""
+    names = ("pass_unbiased", "pass", "best", "majority")
+    rows = []
+    for setting in settings:
+        curves = [sample_curve(setting.runs, name) for name in names]
+        for index, n in enumerate(curves[0].steps):
+            found = [Estimate(each.mean[index], each.low[index], each.high[index]) for each in curves]
+            rows.append((setting.label, str(n), *(written(each, ACCURACY) for each in found)))
+    header = ("Setting", "N", "pass@N", "pass@N (first N)", "Best@N", "majority vote")
+    note = "In brackets: of one run, 95% intervals over the held-out problems; of several, the lowest and highest run."
+    return Table(header, tuple(rows), note)
 
 
 def settings_table(settings: Sequence[Setting]) -> Table:
