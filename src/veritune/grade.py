@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -47,7 +48,7 @@ class GradeConfig:
     reward: Reward | None = None
     """Where the answer must stand: in <answer> tags or \\boxed{}; default: where it stands in most responses."""
     output: Path | None = None
-    """Where the scored rows go; default: beside the file, with a name that ends in .scored.jsonl."""
+    """Where the scored rows go; default: beside the file, as scored-NAME.jsonl."""
     explain: int = 0
     """Graded answers to show with the rule that decided and what was read; one of each rule first."""
     skip_bad_rows: bool = False
@@ -111,7 +112,7 @@ def grade(config: GradeConfig) -> None:
     rows cannot be written.
     """
     console = Console(highlight=False)
-    table = read_table(config.file, _reader(config), columns=None, skip_bad_rows=config.skip_bad_rows)
+    table = read_table(config.file, _reader(config), skip_bad_rows=config.skip_bad_rows)
     answers = table.records
     name = "countdown" if config.task == "countdown" else config.reward or _worn_format(answers)
     began = time.perf_counter()
@@ -119,7 +120,7 @@ def grade(config: GradeConfig) -> None:
         scores = _score(pool, answers, console)
     seconds = time.perf_counter() - began
     graded = [Graded(answer, score) for answer, score in zip(answers, scores, strict=True)]
-    output = config.output or config.file.with_name(f"{config.file.stem}.scored.jsonl")
+    output = config.output or config.file.with_name(f"scored-{config.file.stem}.jsonl")
     _write_rows(output, graded)
     if config.explain:
         _print_explanations(console, _one_of_each_rule(graded, config.explain))
@@ -131,7 +132,7 @@ def grade(config: GradeConfig) -> None:
     console.print(Text(f"scored rows: {output}"), soft_wrap=True)
 
 
-def _reader(config: GradeConfig) -> Any:
+def _reader(config: GradeConfig) -> Callable[[Mapping[str, Any], Place], Answer]:
     def read_row(row: Mapping[str, Any], place: Place) -> Answer:
         response, ground_truth = cell(row, "response", place), cell(row, "ground_truth", place)
         if not isinstance(response, str):
@@ -167,12 +168,12 @@ def _pool(config: GradeConfig, name: str) -> GradingPool:
     return REWARD_FORMATS[name].pool(config.workers, config.seconds_per_answer)
 
 
-def _score(pool: GradingPool, answers: Sequence[Answer], console: Console) -> Iterator[Score]:
+def _score(pool: GradingPool, answers: Sequence[Answer], console: Console) -> list[Score]:
     pairs = [(answer.response, answer.ground_truth) for answer in answers]
     chunks = [pairs[start : start + CHUNK] for start in range(0, len(pairs), CHUNK)]
     hidden = not console.is_terminal
     scored = [pool.score(chunk) for chunk in track(chunks, "grading", console=console, transient=True, disable=hidden)]
-    return (score for chunk in scored for score in chunk)
+    return [score for chunk in scored for score in chunk]
 
 
 def _write_rows(output: Path, graded: Sequence[Graded]) -> None:
@@ -184,6 +185,8 @@ def _write_rows(output: Path, graded: Sequence[Graded]) -> None:
                 file.write(json.dumps({**answer.row, "score": asdict(score)}, default=str) + "\n")
         os.replace(partial, output)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise CheckpointError(f"cannot write {output}: {error.strerror}") from error
 
 

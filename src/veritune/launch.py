@@ -23,7 +23,7 @@ from veritune.errors import CheckpointError, ConfigError
 from veritune.policies import choose_device, choose_dtype, load_policy
 from veritune.report import write_report
 from veritune.runs import Checkpoint, RunFolder
-from veritune.tasks import load_task
+from veritune.tasks import load_task, time_limited
 from veritune.trackers import tracking
 from veritune.training import Session
 
@@ -91,7 +91,8 @@ def _follow(
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     task = load_task(config)
-    policy = load_policy(str(checkpoint.folder) if checkpoint else config.policy, device=device, dtype=dtype)
+    name = str(checkpoint.folder) if checkpoint else config.policy
+    policy = load_policy(name, device=device, dtype=dtype, chat=config.chat)
     if resuming:
         run = RunFolder.open(path)
         run.lock()
@@ -101,13 +102,13 @@ def _follow(
     engine = create_engine(config, policy)
     module = importlib.import_module(RECIPES[recipe][0])
     try:
-        with display(run, config) as show, tracking(config, path) as track:
+        with display(run, config) as show, tracking(config, path) as track, time_limited(task) as limited:
 
             def listen(row: Row) -> None:
                 show(row)
                 track(row)
 
-            module.run(Session(config, policy, task, engine, run, checkpoint, listen))
+            module.run(Session(config, policy, limited, engine, run, checkpoint, listen))
     finally:
         engine.close()
         run.unlock()
