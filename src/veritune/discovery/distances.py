@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 _EXACT_FLOAT_INTEGERS = 2**53
-_BLOCK_ELEMENTS = 4_000_000
-"""Digits held at once: bounds memory at about a hundred megabytes however many points there are."""
+_BLOCK_ELEMENTS = 100_000
+"""Digits held at once: they stay in the processor's cache, and memory stays bounded however many points there are."""
 
 
 def squared_norm(point: Sequence[int]) -> int:
@@ -72,16 +72,16 @@ def _block_minimum(
     limbs: list[np.ndarray], norms: list[np.ndarray], width: int, start: int, stop: int
 ) -> tuple[int, int, int]:
     """The minimum over pairs i < j with start <= i < stop."""
-    digits = []
-    carry = np.zeros((stop - start, len(norms[0]) - start), dtype=np.int64)  # (rows, columns)
+    digits: list[np.ndarray] = []
+    top = np.zeros((stop - start, len(norms[0]) - start), dtype=np.int64)  # (rows, columns)
     for place, norm in enumerate(norms):
+        if place > 0:  # the place below passes its carry on and keeps a canonical digit
+            digits.append(top & (2**width - 1))
+            top >>= width
         gram = sum(
             limbs[a][start:stop] @ limbs[place - a][start:].T for a in range(len(limbs)) if 0 <= place - a < len(limbs)
         )
-        total = (norm[start:stop, None] + norm[None, start:] - 2 * gram).astype(np.int64) + carry
-        digits.append(total & (2**width - 1))
-        carry = total >> width
-    top = carry
+        top += (norm[start:stop, None] + norm[None, start:] - 2 * gram).astype(np.int64)
     top[np.tril_indices_from(top)] = np.iinfo(np.int64).max  # i < j alone counts
     remaining = np.flatnonzero(top == top.min())
     for digit in reversed(digits):

@@ -99,7 +99,9 @@ def integer_rows(
         values = sequence(row, f"{noun} {index} must be a list of {columns} integers")
         if len(values) != columns:
             raise CandidateFault(f"{noun} {index} has {len(values)} coordinates; {columns} are required")
-        checked.append([integer(value, f"coordinate {k} of {noun} {index}") for k, value in enumerate(values)])
+        if not all(type(value) is int and value.bit_length() <= MAX_COORDINATE_BITS for value in values):
+            values = [integer(value, f"coordinate {k} of {noun} {index}") for k, value in enumerate(values)]
+        checked.append(values)
     return checked
 
 
