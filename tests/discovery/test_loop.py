@@ -142,7 +142,11 @@ def test_refine_tells_the_exact_words_and_shows_the_best_program(tmp_path: Path)
 
 def test_prompt_alone_tells_nothing_of_the_past(tmp_path: Path) -> None:
     with ScriptedEndpoint([answers(fenced(AXES)), answers(fenced(PAIR))]) as endpoint:
+        discover(config(endpoint, tmp_path / "shot", rounds=None, strategy=("prompt",)))
+        assert len(endpoint.requests) == 1
         discover(config(endpoint, tmp_path / "run", rounds=2, strategy=("prompt",)))
+        assert len(endpoint.requests) == 3
+        assert endpoint.requests[2]["messages"] == endpoint.requests[0]["messages"]
         assert endpoint.requests[0]["messages"] == endpoint.requests[1]["messages"]
 
 

@@ -11,6 +11,7 @@ from veritune.errors import ConfigError
 Strategy = Literal["prompt", "refine", "best-of-n", "islands"]
 STRATEGIES = ("prompt", "refine", "best-of-n", "islands")
 _MAX_ISLANDS = 4
+_DEFAULT_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class DiscoverConfig:
     """Populations under islands, 1 to 4."""
     migration_interval: int = 3
     """Rounds between migrations of each island's best program to the next island."""
-    rounds: int = 10
-    """Rounds of the whole run, those before a resume included."""
+    rounds: int | None = None
+    """Rounds of the whole run, those before a resume included; default: 10 with refine or islands, else 1."""
     token_budget: int | None = None
     """No request starts once this many tokens (prompts and answers) are used."""
     time_budget_seconds: float | None = None
@@ -93,13 +94,14 @@ class DiscoverConfig:
         for name in (
             "samples",
             "migration_interval",
-            "rounds",
             "max_answer_tokens",
             "concurrency",
             "program_memory_mb",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.rounds is not None and self.rounds < 1:
+            raise ConfigError(f"rounds is {self.rounds}; it must be at least 1")
         for name in ("request_seconds", "program_seconds", "token_budget", "time_budget_seconds", "cost_budget"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
@@ -110,6 +112,12 @@ class DiscoverConfig:
     @property
     def samples_per_prompt(self) -> int:
         return self.samples if "best-of-n" in self.strategy else 1
+
+    @property
+    def rounds_in_all(self) -> int:
+        if self.rounds is not None:
+            return self.rounds
+        return _DEFAULT_ROUNDS if {"refine", "islands"} & set(self.strategy) else 1
 
     @property
     def populations(self) -> int:

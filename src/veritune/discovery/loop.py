@@ -102,7 +102,7 @@ def _plain(value: Any) -> Any:
 def _run_rounds(run: _Run) -> str:
     """Plays the rounds that are not yet played; returns why it stopped."""
     config = run.config
-    for round_index in range(config.rounds):
+    for round_index in range(config.rounds_in_all):
         past = [a for a in attempts(run.log.events).values() if a.round < round_index]
         leader = best(past, run.problem)
         if leader is not None and leader.score is not None and _good_enough(leader.score, run):
@@ -116,7 +116,7 @@ def _run_rounds(run: _Run) -> str:
             for sample in range(config.samples_per_prompt)
         ]
         _in_daemon_threads(jobs, config.concurrency)
-    return _spent_budget(run) or f"all {config.rounds} rounds played"
+    return _spent_budget(run) or f"all {config.rounds_in_all} rounds played"
 
 
 def _good_enough(score: int, run: _Run) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 
 Vector = tuple[int, ...]
+LARGEST_SHELL = 16
+"""In higher dimensions the conflicts of the shell no longer fit in memory."""
 
 
 def search(dimension: int, seed: int, seconds: float, start: list[list[int]]) -> list[Vector]:
@@ -60,6 +62,8 @@ def constant_weight_code(length: int, draw: random.Random, deadline: float) -> l
 
 def perturb_and_repair(start: list[Vector], dimension: int, draw: random.Random, deadline: float) -> list[Vector]:
     """Throws out a tenth of `start` and searches on among all integer vectors of squared norm 4."""
+    if dimension > LARGEST_SHELL:
+        return start
     shell = axes(dimension) + signed_words(itertools.combinations(range(dimension), 4), dimension)
     position = {vector: index for index, vector in enumerate(shell)}
     if any(vector not in position for vector in start):
