@@ -1,8 +1,7 @@
 """A pool of grading processes that can be killed: per-answer time and memory limits for graders that one can't trust.
 
-Cheap answers are settled here, without a process. The rest go to workers, one answer at a time each; an answer that
-is slow
-never holds up the others, because further workers are started while it runs (up to `max_workers`).
+Cheap answers are settled here, without a process. The rest go to workers. An answer that is slow never holds up the
+others: those behind it are taken away from its worker, and further workers are started while it runs.
 """
 
 from __future__ import annotations
@@ -29,6 +28,10 @@ from veritune.types import Score
 
 _SLOW_SECONDS = 0.05
 """A worker that needs longer than this for its answer is taken to be stuck, and another is started beside it."""
+_CHUNK = 16
+"""Answers handed to a worker at a time: a process switch each would cost more than the grading."""
+_CHUNK_BYTES = 1 << 15
+"""Half of what a pipe holds, so that handing out never waits for a worker that is grading."""
 _GRACE_SECONDS = 0.5
 """How long after its limit a worker that its own alarm has not ended is killed."""
 _START_SECONDS = 30.0
@@ -40,14 +43,18 @@ _MAX_ATTEMPTS = 2
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A process and the answer that it is grading."""
+    """A process and the answers that it is grading."""
 
     process: subprocess.Popen[bytes]
-    job: int | None = None
+    jobs: deque[int] = field(default_factory=deque)
+    """The answers handed to it, the one it is grading first."""
     since: float = 0.0
-    received: bytearray = field(default_factory=bytearray)
+    """When it began with that one."""
+    received: bytes = b""
     ready: bool = False
     """Whether its program has started; only then does the time of its answer run."""
+    retired: bool = False
+    """Whether it has been slow, and gets no further answers."""
 
 
 class GradingPool:
@@ -147,41 +154,33 @@ class GradingPool:
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(_output(worker), selectors.EVENT_READ, worker)
-            while waiting or any(worker.job is not None for worker in self._workers):
-                self._hand_out(pairs, waiting, attempts, selector)
+            while waiting or any(worker.jobs for worker in self._workers):
+                self._hand_out(pairs, waiting, selector)
                 for key, _ in selector.select(timeout=_SLOW_SECONDS):
                     self._receive(key.data, scores, waiting, attempts, selector)
-                self._kill_overdue(scores, selector)
+                self._watch(scores, waiting, selector)
 
     def _hand_out(
-        self,
-        pairs: Sequence[tuple[str, Any]],
-        waiting: deque[int],
-        attempts: dict[int, int],
-        selector: selectors.BaseSelector,
+        self, pairs: Sequence[tuple[str, Any]], waiting: deque[int], selector: selectors.BaseSelector
     ) -> None:
-        now = time.monotonic()
-        idle = [worker for worker in self._workers if worker.job is None]
-        stuck = sum(
-            worker.job is not None and worker.ready and now - worker.since > _SLOW_SECONDS for worker in self._workers
-        )
-        wanted = min(self._workers_wanted + 4 * stuck, self._max_workers, len(self._workers) + len(waiting))
+        """Give the idle workers their share of the waiting answers; start workers in the place of slow ones."""
+        idle = [worker for worker in self._workers if not worker.jobs and not worker.retired]
+        slow = sum(worker.retired for worker in self._workers)
+        wanted = min(self._workers_wanted + 4 * slow, self._max_workers, len(self._workers) + len(waiting))
         while len(self._workers) < wanted and len(idle) < len(waiting):
             worker = self._start()
             idle.append(worker)
             selector.register(_output(worker), selectors.EVENT_READ, worker)
-        for worker in idle:
-            if not waiting:
-                return
-            job = waiting.popleft()
-            attempts[job] += 1
-            response, ground_truth = pairs[job]
-            worker.job, worker.since = job, time.monotonic()
-            with contextlib.suppress(OSError):  # a worker that has died is found by its end of file
-                stdin = worker.process.stdin
-                assert stdin is not None
-                stdin.write(json.dumps([job, response, ground_truth]).encode() + b"\n")
-                stdin.flush()
+        for position, worker in enumerate(idle):
+            share = min(-(-len(waiting) // (len(idle) - position)), _CHUNK)
+            message = b""
+            while waiting and len(worker.jobs) < share and len(message) < _CHUNK_BYTES:
+                job = waiting.popleft()
+                worker.jobs.append(job)
+                message += json.dumps([job, *pairs[job]]).encode() + b"\n"
+            worker.since = time.monotonic()
+            if message:
+                _write(worker, message)
 
     def _receive(
         self,
@@ -195,16 +194,14 @@ class GradingPool:
         if not data:
             self._bury(worker, scores, waiting, attempts, selector)
             return
-        worker.received += data
-        *lines, rest = worker.received.split(b"\n")
-        worker.received = rest
+        *lines, worker.received = (worker.received + data).split(b"\n")
         for line in lines:
             job, outcome = json.loads(line)
-            if job is None:
-                worker.ready, worker.since = True, time.monotonic()
-            else:
-                scores[job] = Score(*outcome)
-                worker.job = None
+            worker.ready, worker.since = True, time.monotonic()
+            if worker.jobs and job == worker.jobs[0]:
+                scores[worker.jobs.popleft()] = Score(*outcome)
+        if worker.retired and not worker.jobs:
+            self._remove(worker, selector)
 
     def _bury(
         self,
@@ -215,12 +212,12 @@ class GradingPool:
         selector: selectors.BaseSelector,
     ) -> None:
         """A worker has ended: by its alarm (a timeout) or for another reason (its answer is tried again)."""
-        selector.unregister(_output(worker))
-        self._workers.remove(worker)
-        _kill(worker)
-        job = worker.job
-        if job is None:
+        self._remove(worker, selector)
+        if not worker.jobs:
             return
+        job = worker.jobs.popleft()
+        waiting.extendleft(reversed(worker.jobs))
+        attempts[job] += 1
         if worker.process.returncode == -signal.SIGALRM:
             self._time_out(job, scores)
         elif attempts[job] < _MAX_ATTEMPTS:
@@ -228,16 +225,26 @@ class GradingPool:
         else:
             scores[job] = Score(0.0, 0.0, 0.0, None, "worker died")
 
-    def _kill_overdue(self, scores: list[Score | None], selector: selectors.BaseSelector) -> None:
+    def _watch(self, scores: list[Score | None], waiting: deque[int], selector: selectors.BaseSelector) -> None:
+        """Take the answers behind a slow one away from its worker, and kill a worker whose alarm did not."""
         now = time.monotonic()
         for worker in list(self._workers):
-            limit = self._seconds + _GRACE_SECONDS if worker.ready else _START_SECONDS
-            if worker.job is None or now - worker.since <= limit:
+            if not worker.jobs:
                 continue
-            selector.unregister(_output(worker))
-            self._workers.remove(worker)
-            _kill(worker)
-            self._time_out(worker.job, scores)
+            elapsed = now - worker.since
+            if worker.ready and elapsed > _SLOW_SECONDS and not worker.retired:
+                worker.retired = True
+                while len(worker.jobs) > 1:
+                    waiting.appendleft(worker.jobs.pop())
+            if elapsed > (self._seconds + _GRACE_SECONDS if worker.ready else _START_SECONDS):
+                self._remove(worker, selector)
+                self._time_out(worker.jobs[0], scores)
+                waiting.extendleft(reversed(list(worker.jobs)[1:]))
+
+    def _remove(self, worker: _Worker, selector: selectors.BaseSelector) -> None:
+        selector.unregister(_output(worker))
+        self._workers.remove(worker)
+        _kill(worker)
 
     def _time_out(self, job: int, scores: list[Score | None]) -> None:
         self.grader_timeouts += 1
@@ -260,6 +267,13 @@ class GradingPool:
 def _output(worker: _Worker) -> int:
     assert worker.process.stdout is not None
     return worker.process.stdout.fileno()
+
+
+def _write(worker: _Worker, message: bytes) -> None:
+    assert worker.process.stdin is not None
+    with contextlib.suppress(OSError):  # a worker that has died is found by its end of file
+        worker.process.stdin.write(message)
+        worker.process.stdin.flush()
 
 
 def _kill(worker: _Worker) -> None:

@@ -14,7 +14,7 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from veritune.errors import ConfigError
@@ -31,22 +31,30 @@ def load_grader(dotted_name: str) -> Grader:
         raise ConfigError(f"grader is {dotted_name!r}; it must name a function as package.module:function") from error
 
 
-def serve(grader: Grader, seconds_per_answer: float, requests: BinaryIO, replies: BinaryIO) -> None:
+def serve(grader: Grader, seconds_per_answer: float, requests: int, replies: BinaryIO) -> None:
     """Say that the worker is ready, then grade every request until the input ends or the parent is gone."""
-    parent = os.getppid()
     _reply(replies, None, None)
-    while True:
-        while not select.select([requests], [], [], 1.0)[0]:
-            if os.getppid() != parent:
-                return
-        line = requests.readline()
-        if not line:
-            return
+    for line in _lines(requests):
         number, response, ground_truth = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, seconds_per_answer)
         outcome = _grade(grader, response, ground_truth)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         _reply(replies, number, outcome)
+
+
+def _lines(requests: int) -> Iterator[bytes]:
+    """The lines of a file descriptor, until it ends or the process that started this one is gone."""
+    parent = os.getppid()
+    pending = b""
+    while True:
+        while not select.select([requests], [], [], 1.0)[0]:
+            if os.getppid() != parent:
+                return
+        data = os.read(requests, 1 << 16)
+        if not data:
+            return
+        *lines, pending = (pending + data).split(b"\n") if b"\n" in data else (pending + data,)
+        yield from lines
 
 
 def _reply(replies: BinaryIO, number: int | None, outcome: list[Any] | None) -> None:
@@ -70,7 +78,6 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     grader = load_grader(grader_name)
-    # Unbuffered input: select() must see every line that has not been read.
-    with os.fdopen(0, "rb", buffering=0) as requests, os.fdopen(os.dup(1), "wb") as replies:
+    with os.fdopen(os.dup(1), "wb") as replies:
         os.dup2(2, 1)  # what a grader prints is no reply
-        serve(grader, float(seconds), requests, replies)
+        serve(grader, float(seconds), 0, replies)
