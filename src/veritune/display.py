@@ -37,7 +37,7 @@ PACE_STEPS = 20
 """The time left is reckoned from the pace of this many last steps."""
 FEW_METRICS = 4
 """A row with fewer of the metrics that are known here is told by all numbers that it has."""
-MOST_OTHERS = 6
+MOST_OTHERS = 4
 LONGEST_EXAMPLE = 400
 """Characters of a response that the outcome shows; of a longer one its end, where the answer stands."""
 

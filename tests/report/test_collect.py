@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from veritune.errors import ConfigError, DataError
-from veritune.report.collect import collect_run, collect_settings, curve, number, setting_change, setting_estimate
+from veritune.report.collect import (
+    collect_run,
+    collect_settings,
+    curve,
+    make_labels,
+    number,
+    setting_change,
+    setting_estimate,
+)
 from veritune.report.estimates import Estimate
 
 Make = Callable[..., Path]
@@ -83,6 +91,18 @@ def test_a_key_that_only_another_recipe_has_is_no_difference_of_its_own(make_run
         "recipe grpo, steps 2, cliprange 0.2",
         "recipe sft, steps 9, cliprange unset",
     ]
+
+
+def test_labels_that_grow_too_long_name_the_fewest_keys() -> None:
+    long = "x" * 80
+    differences = [
+        {"a": "1", "b": "1", "c": long},
+        {"a": "1", "b": "2", "c": long + "y"},
+        {"a": "2", "b": "2", "c": "z"},
+    ]
+    assert make_labels(differences) == ["a 1, b 1", "a 1, b 2", "a 2, b 2"]
+    assert make_labels(differences[:2]) == ["b 1", "b 2"]
+    assert make_labels([{}]) == [""]
 
 
 def test_labels_that_grow_too_long_become_numbers(make_run: Make) -> None:

@@ -22,7 +22,7 @@ def line(
 
 
 def panel(*lines: Line, share: bool = True, limit: tuple[float, str] | None = None) -> Panel:
-    return Panel("name", "Title", "step", "unit", lines, share, False, limit, True, False)
+    return Panel("name", "Title", "step", "unit", lines, share, False, limit, "steps", False)
 
 
 def test_what_is_handed_to_matplotlib() -> None:

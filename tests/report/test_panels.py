@@ -125,7 +125,7 @@ def best_of_n(**values: float) -> dict[str, Any]:
 
 def test_samples_are_drawn_against_their_number(make_run: Make) -> None:
     panel = panels_of([make_run("a", [best_of_n(best_at_1=0.3, best_at_4=0.4)])])["samples"]
-    assert panel.x_label == "samples per problem (N)"
+    assert (panel.x_label, panel.across) == ("samples per problem (N)", "samples")
     assert [(line.label, line.x, line.y) for line in panel.lines] == [
         ("pass@N", (1.0, 4.0, 16.0), (0.3, 0.6, 0.8)),
         ("Best@N", (1.0, 4.0), (0.3, 0.4)),

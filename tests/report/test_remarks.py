@@ -143,6 +143,10 @@ def test_seeds_and_settings() -> None:
     assert remarks.best_setting(clear) == (
         "Highest held-out accuracy at the end: b (70%); its interval overlaps with that of c."
     )
+    many = clear | {"d": clear["c"], "e": clear["c"]}
+    assert remarks.best_setting(many) == (
+        "Highest held-out accuracy at the end: b (70%); its interval overlaps with those of 3 others."
+    )
     del clear["c"]
     assert remarks.best_setting(clear) == (
         "Highest held-out accuracy at the end: b (70%); its interval lies above those of all other settings."

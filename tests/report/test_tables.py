@@ -73,7 +73,8 @@ def test_results_over_seeds_compare_each_seed_with_itself(make_run: Make) -> Non
 
 def test_a_run_before_its_first_step_has_no_after(make_run: Make) -> None:
     (setting,) = collect_settings([make_run("a", [held_out(0, 0.25, 0.2, 0.3)])])
-    assert tables.result_table(setting).rows == (("Problems solved", "25.0% [20.0, 30.0]", "–", "–"),)
+    assert tables.result_table(setting).rows == (("Problems solved", "25.0% [20.0, 30.0]"),)
+    assert tables.result_table(setting).header == ("Held-out problems", "at step 0")
     (setting,) = collect_settings([make_run("b", [])])
     assert tables.result_table(setting).rows == ()
     assert tables.validated_steps(setting) == "–"
@@ -94,9 +95,15 @@ def test_several_samples(make_run: Make) -> None:
         row |= {f"{name}_at_4": value, f"{name}_low_at_4": value - 0.1, f"{name}_high_at_4": value + 0.1}
     settings = collect_settings([make_run("a", [row])])
     assert tables.samples_table(settings).rows == (
-        ("this run", "4", "50.0% [40.0, 60.0]", "45.0% [35.0, 55.0]", "30.0% [20.0, 40.0]", "25.0% [15.0, 35.0]"),
+        ("4", "50.0% [40.0, 60.0]", "45.0% [35.0, 55.0]", "30.0% [20.0, 40.0]", "25.0% [15.0, 35.0]"),
     )
     assert tables.samples_table(collect_settings([make_run("b", [])])).rows == ()
+
+
+def test_siblings_give_no_interval(make_run: Make, response: Response) -> None:
+    responses = [response("1", "x", 1.0), response("1", "y", 0.1), response("2", "z", 0.1)]
+    (setting,) = collect_settings([make_run("a", [], validation={0: responses})])
+    assert tables.batch_estimate(setting.runs[0].before, "validation_reward", 0) is None
 
 
 def test_difference_configuration_and_environment(make_run: Make) -> None:

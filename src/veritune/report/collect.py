@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -319,9 +320,7 @@ def group_by_setting(runs: Sequence[Run]) -> list[Setting]:
     identities = [_identity(group[0]) for group in groups.values()]
     keys = differing_keys(identities)
     differences = [{key: shown_value(each, key) for key in keys} for each in identities]
-    labels = [_label(difference) for difference in differences]
-    if any(len(label) > LONGEST_LABEL for label in labels):
-        labels = [f"setting {index}" for index in range(1, len(labels) + 1)]
+    labels = make_labels(differences)
     return [
         Setting(label or "this run", difference, tuple(sorted(group, key=_seed_order)))
         for label, difference, group in zip(labels, differences, groups.values(), strict=True)
@@ -370,5 +369,12 @@ def shown_value(config: Mapping[str, Any], key: str) -> str:
     return str(value)
 
 
-def _label(difference: Mapping[str, str]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in difference.items())
+def make_labels(differences: Sequence[Mapping[str, str]]) -> list[str]:
+    """All that differs; if that is too long, the fewest keys that tell the settings apart; else a number."""
+    keys = list(differences[0]) if differences else []
+    fewer = (chosen for size in (1, 2, 3) for chosen in itertools.combinations(keys, size))
+    for chosen in (keys, *fewer):
+        labels = [", ".join(f"{key} {difference[key]}" for key in chosen) for difference in differences]
+        if len(set(labels)) == len(labels) and all(len(label) <= LONGEST_LABEL for label in labels):
+            return labels
+    return [f"setting {index}" for index in range(1, len(differences) + 1)]

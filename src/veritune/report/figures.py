@@ -138,6 +138,12 @@ def _axes_style(axes: Axes, panel: Panel) -> None:
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     axes.margins(x=0.02)
+    if panel.across == "samples":  # sizes are powers of two as a rule
+        sizes = sorted({int(x) for line in panel.lines for x in line.x})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=panel.across == "steps"))
     if panel.log:
         axes.set_yscale("log")
         return
@@ -145,7 +151,6 @@ def _axes_style(axes: Axes, panel: Panel) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     if panel.share:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}"))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=panel.whole_numbers))
 
 
 def vertical_range(panel: Panel) -> tuple[float, float]:

@@ -101,7 +101,7 @@ def headline(settings: Sequence[Setting]) -> dict[str, str] | None:
     (row, *_) = (*tables.result_table(settings[0]).rows, ("",))
     if row[0] != tables.ACCURACY.label:
         return None
-    before, after = (cell.partition(" ") for cell in row[1:3])
+    before, after = (cell.partition(" ") for cell in (*row[1:3], NOTHING)[:2])
     return {
         "before": before[0],
         "before_interval": before[2],

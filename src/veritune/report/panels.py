@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Literal
 
 from veritune.report.collect import Curve, Run, Setting, curve, number, sample_curve
 from veritune.report.estimates import time_scale
@@ -14,6 +15,8 @@ MOST_POINTS = 250
 """A line of more steps is drawn as means of consecutive steps."""
 LOG_SCALE_ABOVE = 30.0
 """A positive quantity whose largest value is this many times its median is drawn on a logarithmic axis."""
+
+Across = Literal["steps", "time", "samples"]
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,8 @@ class Panel:
     share: bool
     log: bool
     limit: tuple[float, str] | None
-    whole_numbers: bool
-    """Whether the horizontal axis counts."""
+    across: Across
+    """What the horizontal axis counts."""
     detail: bool
     """Whether it belongs among the details."""
 
@@ -196,8 +199,10 @@ def _panels(
     counted = "samples per problem (N)" if quantity is SAMPLES else "step"
 
     def panel(suffix: str, x_label: str, lines: list[Line]) -> Panel:
-        look = (quantity.share, log, limit, x_label == counted, detail)
-        return Panel(name + suffix, title, x_label, quantity.unit, tuple(lines), *look)
+        across: Across = "time" if suffix == "_time" else "samples" if quantity is SAMPLES else "steps"
+        return Panel(
+            name + suffix, title, x_label, quantity.unit, tuple(lines), quantity.share, log, limit, across, detail
+        )
 
     by_step = [_line(quantity, label, tuple(map(float, each.steps)), each) for label, each in curves]
     panels = [panel("_steps" if quantity.against_time else "", counted, by_step)]

@@ -11,6 +11,8 @@ from veritune.report.tables import ACCURACY, before_after, validated_steps
 
 RECENT_STEPS = 10
 """How many steps stand for "at the end"."""
+MOST_NAMED = 2
+"""How many settings a remark names."""
 
 
 def recent_mean(values: Sequence[float]) -> float:
@@ -277,4 +279,6 @@ def best_setting(finals: dict[str, Estimate]) -> str | None:
     tied = [other for other, each in others if each.interval[1] >= best.interval[0]]
     if not tied:
         return f"{text}; its interval lies above those of all other settings."
+    if len(tied) > MOST_NAMED:
+        return f"{text}; its interval overlaps with those of {len(tied)} others."
     return f"{text}; its interval overlaps with {'that' if len(tied) == 1 else 'those'} of {'; '.join(tied)}."

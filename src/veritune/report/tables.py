@@ -77,8 +77,11 @@ def written(each: Estimate | None, measure: Measure, *, signed: bool = False) ->
 
 
 def batch_estimate(batch: Batch | None, metric: str, step: int) -> Estimate | None:
-    """A validation metric with its interval, from the responses of that validation, where they say it."""
-    if batch is None or batch.step != step or not batch.responses:
+    """A validation metric with its interval, from the responses of that validation, where they say it.
+
+    Several responses to a problem are alike, so that an interval that takes them as independent would be too narrow.
+    """
+    if batch is None or batch.step != step or len({response.id for response in batch.responses}) < len(batch.responses):
         return None
     values: dict[str, list[float]] = {
         "validation_reward": [response.reward for response in batch.responses],
@@ -149,19 +152,23 @@ def result_table(setting: Setting) -> Table:
         if len(setting.runs) > 1
         else "With 95% intervals over the held-out problems."
     )
+    if all(row[2] == NOTHING for row in rows):
+        return Table(("Held-out problems", f"at step {validated_steps(setting)}"), tuple(row[:2] for row in rows), note)
     return Table(("Held-out problems", "before", "after", "change"), tuple(rows), note)
 
 
 def samples_table(settings: Sequence[Setting]) -> Table:
     """One line for each setting and N: how often N samples hold a right one, and how often each choice finds one."""
     names = ("pass_unbiased", "pass", "best", "majority")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for setting in settings:
         curves = [sample_curve(setting.runs, name) for name in names]
         for index, n in enumerate(curves[0].steps):
             found = [Estimate(each.mean[index], each.low[index], each.high[index]) for each in curves]
             rows.append((setting.label, str(n), *(written(each, ACCURACY) for each in found)))
-    header = ("Setting", "N", "pass@N", "pass@N (first N)", "Best@N", "majority vote")
+    header: tuple[str, ...] = ("Setting", "N", "pass@N", "pass@N (first N)", "Best@N", "majority vote")
+    if len(settings) == 1:
+        header, rows = header[1:], [row[1:] for row in rows]
     note = "In brackets: of one run, 95% intervals over the held-out problems; of several, the lowest and highest run."
     return Table(header, tuple(rows), note)
 
@@ -193,7 +200,7 @@ def settings_table(settings: Sequence[Setting]) -> Table:
         "change",
         "reward after",
         "tokens after",
-        "time a run",
+        "time",
     )
     return Table(
         header, tuple(rows), "95% intervals: over seeds (Student) where a setting has several, else over problems."
