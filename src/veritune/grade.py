@@ -202,7 +202,7 @@ def _summary(graded: Sequence[Graded]) -> Table:
     table.add_column("share", justify="right")
     table.add_column("95% interval", justify="right", style="dim")
     for verdict, style in VERDICTS.items():
-        interval = f"{low:.1%} to {high:.1%}" if verdict == "correct" else ""
+        interval = f"{100 * low:.1f}–{high:.1%}" if verdict == "correct" else ""
         table.add_row(
             Text(verdict, style=style), f"{counts[verdict]:,}", f"{counts[verdict] / len(graded):.1%}", interval
         )

@@ -1,0 +1,354 @@
+"""GSM8K, MATH and tables of questions: golds, splits, prompts, rewards and limits."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veritune.configs import CommonConfig
+from veritune.errors import ConfigError, DataError
+from veritune.tables import Place
+from veritune.tasks import TASKS, load_task, time_limited
+from veritune.tasks.countdown import CountdownTask
+from veritune.tasks.questions import (
+    REWARD_FORMATS,
+    SAMPLES,
+    RewardFormat,
+    boxed_answer,
+    gsm8k_row,
+    math_row,
+    question_key,
+    reward_format_of,
+    settle_r1_zero_strict,
+    short_gold,
+    split_of,
+)
+from veritune.types import Score
+
+PLACE = Place("x.jsonl", "line", 7)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load(told=None, **settings):
+    return load_task(CommonConfig(**settings), ([] if told is None else told).append)
+
+
+# Golds
+
+
+@pytest.mark.parametrize(
+    "value, gold",
+    [
+        ("She has 3*4=<<3*4=12>>12.\n#### 12", "12"),
+        ("#### 1\nno, wait\n#### -3/4 ", "-3/4"),
+        (r"so $x=\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
+        (r"first \boxed{1}, then \boxed{ \{1,2\} }", r"\{1,2\}"),
+        (r"thus $\fbox{7}$", "7"),
+        (r"we get $\boxed 9$.", "9"),
+        (r"it is \boxed\frac12", r"it is \boxed\frac12"),
+        ("  70,000 ", "70,000"),
+        (5, 5),
+        (0.5, 0.5),
+        (10**20, 10**20),
+        (["1/2", "0.5", 0.5], ["1/2", "0.5", 0.5]),
+        ([r"\boxed{3}", "#### 4"], ["3", "4"]),
+    ],
+)
+def test_a_gold_is_kept_in_its_short_form(value, gold):
+    assert short_gold(value, "answer", PLACE) == gold
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", " \n", "Thus\n#### ", r"\boxed{}", True, float("nan"), float("inf"), [], [[1]], ["1", None], {}]
+)
+def test_what_is_no_gold_is_refused_by_place_and_column(value):
+    with pytest.raises(DataError, match=r"^x.jsonl line 7: 'final' is .*; it must be text with an answer in it"):
+        short_gold(value, "final", PLACE)
+
+
+@given(st.text(alphabet="0123456789x+/{}\\ fracsqt", min_size=1).map(str.strip).filter(bool))
+def test_a_balanced_answer_survives_its_box(answer):
+    depths = [answer[: end + 1].count("{") - answer[: end + 1].count("}") for end in range(len(answer))]
+    if min(depths) >= 0 and depths[-1] == 0 and not re.search(r"\\[{}]|\\$", answer):
+        assert boxed_answer(f"Therefore $x = \\boxed{{{answer}}}$.") == answer
+
+
+def test_the_rows_of_gsm8k():
+    example = gsm8k_row({"question": "How many?", "answer": "1,000*2=<<1000*2=2000>>2,000\n#### 2,000"}, PLACE)
+    assert (example.id, example.question, example.ground_truth) == ("7", "How many?", "2000")
+    for row, message in [
+        ({"question": "q", "answer": "72"}, "'answer' is '72'; it must end with #### and a number"),
+        ({"question": "q", "answer": "#### many"}, "'answer' has no number after its last ####"),
+        ({"question": "q", "answer": 72}, "'answer' is 72; it must be text"),
+        ({"question": "", "answer": "#### 1"}, "'question' is ''"),
+        ({"answer": "#### 1"}, "'question' is missing"),
+    ]:
+        with pytest.raises(DataError, match=f"^x.jsonl line 7: {re.escape(message)}"):
+            gsm8k_row(row, PLACE)
+
+
+def test_the_rows_of_math():
+    solved = {"problem": "p", "solution": r"\boxed{1}, no: \boxed{\sqrt{2}}", "type": "Algebra", "level": "Level 5"}
+    example = math_row(solved, PLACE)
+    assert (example.question, example.ground_truth) == ("p", r"\sqrt{2}")
+    assert example.meta == {"type": "Algebra", "level": "Level 5"}
+    assert math_row({"question": "q", "answer": 4, "solution": "none"}, PLACE).ground_truth == 4
+    assert math_row({**solved, "answer": ""}, PLACE).ground_truth == r"\sqrt{2}"
+    assert math_row({**solved, "answer": None}, PLACE).ground_truth == r"\sqrt{2}"
+    for row, message in [
+        ({"problem": "p"}, "'answer' and 'solution' are missing; the row has 'problem'"),
+        ({"problem": "p", "solution": "so 4"}, r"'solution' has no \boxed{}"),
+        ({"problem": "p", "solution": r"\boxed{4"}, r"'solution' has no \boxed{}"),
+        ({"answer": "4"}, "'question' is missing"),
+    ]:
+        with pytest.raises(DataError, match=f"^x.jsonl line 7: {re.escape(message)}"):
+            math_row(row, PLACE)
+
+
+# The shipped samples
+
+
+@pytest.mark.parametrize("name, rows", [("gsm8k", 40), ("math", 32)])
+def test_every_gold_of_a_sample_scores_one_against_itself_in_every_format(name, rows):
+    told = []
+    task = load(told, task=name)
+    assert told == [f"task {name} was given no data: its problems are the small sample that Veritune ships"]
+    examples = [*task.examples("train"), *task.examples("validation")]
+    assert len(examples) == len({example.id for example in examples}) == rows
+    for example in examples:
+        gold = example.ground_truth
+        tagged, boxed = f"so </think> <answer> {gold} </answer>", f"so \\boxed{{{gold}}}."
+        assert task.reward(tagged, gold).reward == 1.0, gold
+        assert REWARD_FORMATS["r1_zero_strict"].score(tagged, gold).reward == 1.0, gold
+        assert REWARD_FORMATS["question_only"].score(boxed, gold).reward == 1.0, gold
+        assert task.reward(tagged.replace("</think>", ""), gold).rule == "format"
+
+
+def value_of(node):
+    if isinstance(node, ast.UnaryOp):
+        return -value_of(node.operand)
+    if isinstance(node, ast.Constant):
+        return Fraction(str(node.value))
+    left, right = value_of(node.left), value_of(node.right)
+    operations = {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}
+    return operations[type(node.op)] if type(node.op) in operations else left / right
+
+
+def test_the_worked_solutions_of_the_sample_are_right():
+    for line in (SAMPLES / "gsm8k.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        steps = re.findall(r"<<(.+?)=(-?[\d.]+)>>", row["answer"])
+        for expression, result in steps:
+            assert value_of(ast.parse(expression, mode="eval").body) == Fraction(result), row
+        assert Fraction(steps[-1][1]) == Fraction(row["answer"].split("#### ")[1].replace(",", "")), row
+
+
+# Splits
+
+
+def table_of(count, start=0):
+    return [{"question": f"What is {n}+{n}?", "answer": f"#### {2 * n}"} for n in range(start, start + count)]
+
+
+def test_one_file_is_split_by_its_questions_whatever_their_spelling(tmp_path):
+    rows = table_of(1000)
+    copies = [{**row, "question": "  WHAT\u00a0is " + row["question"][8:] + "\n"} for row in rows]
+    task = load(task="gsm8k", data=write(tmp_path / "rows.jsonl", rows + copies))
+    train, validation = task.examples("train"), task.examples("validation")
+    assert len(train) + len(validation) == 2000 and 140 < len(validation) < 260
+    assert not {question_key(e.question) for e in train} & {question_key(e.question) for e in validation}
+    assert all(split_of(example.question) == "validation" for example in validation)
+    again = load(task="gsm8k", data=write(tmp_path / "less.jsonl", rows[500:]))
+    kept = {example.question for example in validation}
+    assert {example.question for example in again.examples("validation")} == kept & {r["question"] for r in rows[500:]}
+    assert train[0].id == "gsm8k-train-1" or validation[0].id == "gsm8k-validation-1"
+
+
+def test_the_split_is_the_same_in_another_process():
+    questions = [row["question"] for row in table_of(50)]
+    program = f"from veritune.tasks.questions import split_of; print([split_of(q) for q in {questions!r}])"
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONHASHSEED": "5", "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert finished.stdout.strip() == str([split_of(question) for question in questions])
+
+
+def test_two_files_are_the_two_splits_without_what_both_ask(tmp_path):
+    data, held_out = write(tmp_path / "a.jsonl", table_of(30)), write(tmp_path / "b.jsonl", table_of(10, start=25))
+    told = []
+    task = load(told, task="gsm8k", data=data, validation_data=held_out)
+    assert [example.ground_truth for example in task.examples("train")] == [str(2 * n) for n in range(25)]
+    assert [example.ground_truth for example in task.examples("validation")] == [str(2 * n) for n in range(25, 35)]
+    assert told == [f"{data}: 5 questions are left out, because {held_out} asks them too"]
+
+
+def test_held_out_problems_alone_leave_nothing_to_train_on(tmp_path):
+    told = []
+    task = load(told, task="gsm8k", validation_data=write(tmp_path / "b.jsonl", table_of(10)))
+    assert len(task.examples("validation")) == 10 and told == []
+    with pytest.raises(DataError, match="task gsm8k has no train examples; give data as well"):
+        task.examples("train")
+    with pytest.raises(ConfigError, match="split is 'test'; allowed are train, validation"):
+        task.examples("test")
+
+
+def test_a_file_too_small_to_hold_anything_out_says_what_to_give(tmp_path):
+    row = next(row for row in table_of(100) if split_of(row["question"]) == "train")
+    with pytest.raises(DataError, match="no validation examples; give validation_data as well"):
+        load(task="gsm8k", data=write(tmp_path / "one.jsonl", [row])).examples("validation")
+
+
+def test_bad_rows_are_refused_or_counted(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [*table_of(20), {"question": "q", "answer": "no mark"}, {}])
+    with pytest.raises(DataError, match=r"rows.jsonl line 21: 'answer' is 'no mark'"):
+        load(task="gsm8k", data=path)
+    told = []
+    task = load(told, task="gsm8k", data=path, skip_bad_rows=True)
+    assert len(task.examples("train")) + len(task.examples("validation")) == 20
+    (line,) = told
+    assert line.startswith(f"{path}: 2 of 22 rows are left out; the first: {path} line 21: 'answer'")
+
+
+def test_any_table_with_named_columns(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"Frage": f"Was ist {n}?", "Antwort": f"\\boxed{{{n}}}", "rest": [n]} for n in range(40)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    settings = {"task": "file", "data": tmp_path / "rows.parquet", "question_column": "Frage"}
+    task = load(**settings, answer_column="Antwort")
+    examples = [*task.examples("train"), *task.examples("validation")]
+    assert {(e.question, e.ground_truth) for e in examples} == {(f"Was ist {n}?", str(n)) for n in range(40)}
+    with pytest.raises(DataError, match=r"row 1: 'answer' is missing; the row has 'Frage', 'Antwort', 'rest'"):
+        load(**settings)
+    with pytest.raises(ConfigError, match="task file needs data or validation_data"):
+        load(task="file")
+
+
+# Prompts and rewards
+
+
+def test_the_reward_follows_the_prompt_or_is_said(tmp_path):
+    own = tmp_path / "own.txt"
+    own.write_text("Box it. {question}")
+    example = load(task="gsm8k").examples("train")[0]
+    for settings, stop, right in [
+        ({}, ("</answer>",), "</think> <answer>{}</answer>"),
+        ({"prompt": "compact"}, ("</answer>",), "</think> <answer>{}</answer>"),
+        ({"prompt": "question_only"}, (), "\\boxed{{{}}}"),
+        ({"prompt": str(own)}, (), "\\boxed{{{}}}"),
+        ({"prompt": str(own), "reward": "r1_zero"}, ("</answer>",), "</think> <answer>{}</answer>"),
+        ({"reward": "question_only"}, (), "\\boxed{{{}}}"),
+        ({"chat": True}, (), "\\boxed{{{}}}"),
+        ({"chat": True, "prompt": "r1_zero"}, ("</answer>",), "</think> <answer>{}</answer>"),
+    ]:
+        task = load(task="gsm8k", **settings)
+        assert task.stop == stop, settings
+        assert task.reward(right.format(example.ground_truth), example.ground_truth).reward == 1.0, settings
+    assert reward_format_of("{question} <think>") == "r1_zero" and reward_format_of("{question}") == "question_only"
+
+
+def test_the_strict_format_wants_one_space_between_the_tags():
+    strict = load(task="gsm8k", reward="r1_zero_strict")
+    lenient = load(task="gsm8k")
+    for between, reward in [(" ", 1.0), ("\n", 0.0), ("", 0.0), ("  ", 0.0)]:
+        response = f"so </think>{between}<answer> 5 </answer>"
+        assert strict.reward(response, "5").reward == reward
+        assert lenient.reward(response, "5").reward == 1.0
+        settled = settle_r1_zero_strict(response, "5")
+        assert settled is None if reward else settled.rule == "format"
+
+
+def test_every_task_has_its_own_prompt_and_a_question_may_hold_braces(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"question": "What is {x} in {question}?", "answer": 1}])
+    task = load(task="file", validation_data=path)
+    (example,) = task.examples("validation")
+    assert task.prompt(example).endswith("\nUser: What is {x} in {question}?\nAssistant: <think>")
+    assert load(task="countdown").prompt_template == "compact"
+    assert load(task="countdown", chat=True).prompt_template == "countdown_instruct"
+    assert load(task="math", chat=True).template == "{question}"
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"task": "gsm9k"}, "task is 'gsm9k'; allowed are countdown, gsm8k, math, file"),
+        ({"task": "countdown", "skip_bad_rows": True}, "skip_bad_rows is True, but task countdown has no such setting"),
+        ({"task": "countdown", "reward": "r1_zero"}, "reward is 'r1_zero', but task countdown has no such setting"),
+        ({"task": "gsm8k", "question_column": "q"}, "question_column is 'q', but task gsm8k has no such setting"),
+        ({"task": "math", "countdown_numbers": 4}, "countdown_numbers is 4, but task math has no such setting"),
+        ({"task": "math", "prompt": "nonsense"}, "prompt is 'nonsense'; it must be one of"),
+        ({"data": Path("a"), "validation_data": Path("a")}, "validation_data is .*; it must be another source"),
+        ({"question_column": ""}, "question_column is ''; it must be a column's name"),
+        ({"question_column": "a", "answer_column": "a"}, "answer_column is 'a'; it must be another one"),
+    ],
+)
+def test_impossible_settings_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load(**settings)
+
+
+def test_every_setting_in_the_table_is_a_setting():
+    fields = {field.name for field in dataclasses.fields(CommonConfig)}
+    assert all(set(entry.settings) <= fields for entry in TASKS.values())
+
+
+# Limits
+
+
+def hanging_score(response, ground_truth):
+    if response == "hang":
+        time.sleep(60)
+    return Score(1.0, 1.0, 1.0, response, "said")
+
+
+def never_settled(response, ground_truth):
+    return None
+
+
+def test_a_grader_that_hangs_costs_its_answer_and_not_the_run():
+    task = load(task="gsm8k")
+    slow = RewardFormat(hanging_score, f"{__name__}:never_settled", ())
+    began = time.monotonic()
+    with time_limited(dataclasses.replace(task, reward_format=slow)) as limited:
+        assert [limited.reward(response, "1").rule for response in ("a", "hang", "b")] == ["said", "timeout", "said"]
+        assert limited.examples("train") == task.examples("train")
+    assert time.monotonic() - began < 30
+
+
+def test_the_rewards_within_limits_are_the_rewards():
+    with time_limited(load(task="math")) as limited:
+        for response, gold, reward in [
+            (r"</think> <answer>\sqrt{16}^2 - 4</answer>", "12", None),
+            (r"</think> <answer>\frac{\sqrt{6}-\sqrt{2}}{4}</answer>", r"\frac{\sqrt{6}-\sqrt{2}}{4}", 1.0),
+            ("</think> <answer>5</answer>", "6", 0.0),
+            ("5", "5", 0.0),
+        ]:
+            expected = load(task="math").reward(response, gold)
+            got = limited.reward(response, gold)
+            assert (got.reward, got.rule, got.extracted) == (expected.reward, expected.rule, expected.extracted)
+            assert reward is None or got.reward == reward
+
+
+def test_countdown_needs_no_limit():
+    task = CountdownTask(train_problems=1)
+    with time_limited(task) as limited:
+        assert limited is task
