@@ -9,7 +9,7 @@ from veritune.grading.vocabulary import MONTHS
 
 _CLOCK = re.compile(
     r"(?:at )?(?P<hour>[0-9]{1,2})(?:(?::|\.(?=[0-9]{2}\s*[apAP]))(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2}))?)?"
-    r"\s*(?P<half>[aApP]\.?\s?[mM]\.?|o'?\s?clock)?(?:\s+in the (?P<part>morning|afternoon|evening))?"
+    r"\s*(?P<half>[aApP]\.?\s?[mM]\.?|o'?\s?clock|noon)?(?:\s+in the (?P<part>morning|afternoon|evening))?"
 )
 _MONTH_FIRST = re.compile(r"([A-Za-z]{3,9})\.?\s+([0-9]{1,2})(?:st|nd|rd|th)?(?:\s*,?\s+([0-9]{4}))?")
 _DAY_FIRST = re.compile(

@@ -388,6 +388,8 @@ class _Parser(Cursor):
         if token.kind == "number":
             self.take()
             return Node("root", (number(read_number(token.text)), index))
+        if index.kind != "number":
+            return Node("pow", (self.argument(), Node("div", (number(1), index), "/")))
         return Node("root", (self.argument(), index))
 
     def function(self, name: str) -> Node:

@@ -11,6 +11,7 @@ from veritune.grading.vocabulary import (
     ANSWER_NOUNS,
     BLOCKERS,
     COPULAS,
+    COUNTED_NOUNS,
     FILLERS,
     FRACTION_WORDS,
     FUNCTIONS,
@@ -18,6 +19,7 @@ from veritune.grading.vocabulary import (
     NUMBER_WORDS,
     QUANTITY_NOUNS,
     SCALE_WORDS,
+    SUBJECT_NOUNS,
     UNIT_SYNONYMS,
 )
 
@@ -38,16 +40,21 @@ def is_wordy(tokens: Sequence[Token], index: int) -> bool:
     return token.text not in NAMES and not reads_as_product(tokens, index)
 
 
-def is_hedged(tokens: Sequence[Token]) -> bool:
-    """Whether a word makes the statement a bound, a hedge, a condition, a negation or a further computation."""
+def is_hedged(tokens: Sequence[Token], value_start: int) -> bool:
+    """Whether a word makes the statement a bound, a hedge, a condition, a negation or a further computation.
+
+    Before `value_start`, where the value begins, stands what the sentence is about.
+    """
     for index, token in enumerate(tokens):
         if token.kind in ("word", "text"):
             lowered = token.text.lower()
             if lowered in ("squared", "cubed") and index and tokens[index - 1].text.lower() in UNIT_SYNONYMS:
                 continue
-            if lowered == "times" and index + 1 == len(tokens):
+            if lowered == "times" and (index + 1 == len(tokens) or tokens[index + 1].text in ("a", "per", "each")):
                 continue
-            if lowered in ("more", "fewer", "less") and _counts_a_difference(tokens, index):
+            if lowered in SUBJECT_NOUNS and index < value_start - 1:
+                continue
+            if _counts_something(tokens, index):
                 continue
             if lowered in BLOCKERS:
                 return True
@@ -58,16 +65,16 @@ def is_hedged(tokens: Sequence[Token]) -> bool:
     return False
 
 
-def _counts_a_difference(tokens: Sequence[Token], index: int) -> bool:
-    """`14 more apples` is a number of apples; `14 more than x`, `more than 14` and `14 or more` are not."""
+def _counts_something(tokens: Sequence[Token], index: int) -> bool:
+    """`14 more apples` and `14 divisors` are numbers of things; `14 more than x` and `more than 14` are not."""
+    lowered = tokens[index].text.lower()
+    if index == 0 or tokens[index - 1].kind != "number":
+        return False
     following = tokens[index + 1] if index + 1 < len(tokens) else None
-    return (
-        index > 0
-        and tokens[index - 1].kind == "number"
-        and following is not None
-        and following.kind in ("word", "text")
-        and following.text.lower() not in ("than", "or", "of")
-    )
+    if following is not None and following.text.lower() in ("than", "or", "of", "from"):
+        return False
+    is_word = following is not None and following.kind in ("word", "text")
+    return lowered in COUNTED_NOUNS or (lowered in ("more", "fewer", "less", "different") and is_word)
 
 
 def text_of(tokens: Sequence[Token]) -> str:
@@ -212,7 +219,8 @@ def _append_fraction(tokens: Sequence[Token], position: int, result: list[Token]
     rest = [token.text.lower() for token in tokens[position : position + 3]]
     if rest[:1] == ["-"]:
         rest = rest[1:]
-    if rest[:1] and rest[0] in FRACTION_WORDS:
+    coins = rest[:1] == ["quarters"] and result[-1].text not in ("1", "2", "3")
+    if rest[:1] and rest[0] in FRACTION_WORDS and not coins:
         result += [Token("sign", "/", False), Token("number", str(FRACTION_WORDS[rest[0]]), False)]
         return position + 1 + (tokens[position].text == "-")
     if len(rest) == 3 and rest[0] == "and" and rest[1] in ("a", "one") and rest[2] in FRACTION_WORDS:

@@ -125,12 +125,15 @@ def _after_is(plain: str) -> str:
 
 def _read_numeral(plain: str) -> Reading | None:
     match = _BASE.fullmatch(without_markup(plain))
-    if match is None or not any(character.isdigit() for character in match[1]):
+    if match is None:
         return None
+    digits = match[1]
+    if not any(character.isdigit() for character in digits) and not (len(digits) > 1 and digits.isupper()):
+        return None  # `x_2` is a variable
     base = int(match[2]) if _DIGITS_ONLY.fullmatch(match[2]) and len(match[2]) < 4 else _BASE_NAMES.get(match[2], 0)
-    if not base:
+    if not base or (digits.isalpha() and base <= 10):
         return None
-    return Reading("numeral", words=plain, special=(match[1].upper().lstrip("0") or "0", base))
+    return Reading("numeral", words=plain, special=(digits.upper().lstrip("0") or "0", base))
 
 
 def _read_tokens(tokens: Sequence[Token], sentences: bool) -> Reading:
@@ -141,7 +144,8 @@ def _read_tokens(tokens: Sequence[Token], sentences: bool) -> Reading:
     tokens = number_words(tokens)
     value = sentence_value(tokens) if sentences else tokens
     one_word = len(value) == 1 and value[0].kind in ("word", "text")  # `The answer is no` hedges nothing
-    if is_hedged(tokens[: len(tokens) - len(value)] if one_word else tokens):
+    value_start = len(tokens) - len(value)
+    if is_hedged(tokens[:value_start] if one_word else tokens, value_start):
         return Reading("words", words=text_of(tokens))
     tokens = value
     return _read_list(tokens)

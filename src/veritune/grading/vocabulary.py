@@ -151,12 +151,22 @@ PHRASES = {
     "real numbers": r"\mathbb{R}",
     "empty set": r"\varnothing",
     "half": "1/2",
+    "infinity": r"\infty",
     "noon": "12:00 pm",
     "midnight": "12:00 am",
     "no solutions": r"\text{no solution}",
     "no real solutions": r"\text{no real solution}",
 }
 """Whole answers in words that have a form in signs."""
+
+SUBJECT_NOUNS = words(
+    "minimum maximum remainder divisor difference product quotient range factor multiple limit root power exponent "
+    "first initial between"
+)
+"""Blockers that only name what a sentence is about where they stand before `is`: `The remainder is 3`."""
+
+COUNTED_NOUNS = words("options choices candidates multiples factors powers digits products limits ranges divisors")
+"""Blockers that are things to count right after a number: `12 divisors`."""
 
 ANSWER_NOUNS = words("answer answers ans result solution solutions value total sum")
 
@@ -176,12 +186,13 @@ BLOCKERS = words(
     options choices all both
     plus minus times divided multiplied multiply add added subtract subtracted difference product quotient squared
     cubed root power raised factorial choose mod modulo negative twice double doubled triple tripled half halves
-    third thirds quarter quarters multiple multiples factor factors divisible divides divisor remainder
+    third thirds multiple multiples factor factors divisible divides divisor remainder
     hundred thousand million billion trillion dozen dozens pi sqrt ish something than but however though although
     first initially before after originally starts started begins began versus vs against than
     infinity infinite dividing adding multiplying tends approaches converges diverges goes increases decreases
     grand mil bn
-    wait actually ignore ballpark digit digits reciprocal inverse opposite complement logarithm ends
+    let undefined rounded truncated etc wait actually ignore ballpark digit digits reciprocal inverse
+    opposite complement logarithm ends
     """
 )
 """Words that make a number part of a bound, a hedge, a condition, a negation or a further computation."""
