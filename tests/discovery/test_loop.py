@@ -19,7 +19,7 @@ from endpoint import CUT_OFF, DISCONNECTS, DRIPS, STALLS, ScriptedEndpoint, answ
 from veritune.discovery import DiscoverConfig, discover, replay_conversation, write_outputs
 from veritune.discovery.events import read_events
 from veritune.discovery.sandbox import REQUIRED_LAYERS, probe_sandbox
-from veritune.errors import ConfigError
+from veritune.errors import ConfigError, EngineError
 
 if not set(REQUIRED_LAYERS) <= set(probe_sandbox().layers):
     pytest.skip("the loop needs Landlock and seccomp", allow_module_level=True)
@@ -340,6 +340,26 @@ def test_outputs_are_derived_from_the_log_alone(tmp_path: Path) -> None:
             path.unlink()
     write_outputs(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
+
+
+def test_a_run_without_any_answer_is_a_failure_that_says_why(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with (
+        ScriptedEndpoint([fails(401, message="wrong key")]) as endpoint,
+        pytest.raises(EngineError, match=r"no request of .* was answered.*wrong key"),
+    ):
+        discover(config(endpoint, tmp_path / "run", rounds=2), lines.append)
+    assert len(lines) == 2
+    assert all("no answer" in line and "wrong key" in line for line in lines)
+    assert (tmp_path / "run" / "report.md").exists()
+
+
+def test_progress_is_told_line_by_line(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with ScriptedEndpoint([answers(fenced(AXES)), answers(fenced(TOO_CLOSE))]) as endpoint:
+        discover(config(endpoint, tmp_path / "run", rounds=2), lines.append)
+    assert lines[0] == "r0-i0-s0: score 10"
+    assert lines[1].startswith("r1-i0-s0: refused: Minimum squared distance 2 < maximum squared norm 9")
 
 
 def test_refusals(tmp_path: Path, monkeypatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from veritune.discovery.config import DiscoverConfig
 from veritune.discovery.evaluate import Evaluation, evaluate_program
-from veritune.discovery.events import EventLog
+from veritune.discovery.events import Event, EventLog
 from veritune.discovery.history import Attempt, attempts, best, last_of, parent_of
 from veritune.discovery.outputs import write_outputs
 from veritune.discovery.problem import Problem, Verdict
@@ -25,7 +25,7 @@ from veritune.discovery.problems import build_problem
 from veritune.discovery.prompts import build_messages, extract_program
 from veritune.discovery.proposers import ProposalError, Proposer, Request, api_key, build_proposer
 from veritune.discovery.sandbox import Limits, SandboxLevel, require_sandbox
-from veritune.errors import ConfigError
+from veritune.errors import ConfigError, EngineError
 
 # What a resumed run may change: where and how fast it asks, and when it stops; not what it is.
 _CHANGEABLE = (
@@ -35,12 +35,17 @@ _CHANGEABLE = (
 )  # fmt: skip
 
 
-def discover(config: DiscoverConfig) -> Path:
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def discover(config: DiscoverConfig, notify: Callable[[str], None] = _say_nothing) -> Path:
     """Runs (or resumes) a discovery and returns its folder.
 
     The folder holds `events.jsonl`, from which `conversation_log.json`, `best_program.py`, `best_points.json` and
-    `report.md` are derived; they are also written when the run is interrupted. Raises ConfigError where the sandbox is
-    incomplete, the key is missing, or a resumed run would be another run.
+    `report.md` are derived; they are also written when the run is interrupted. `notify` gets a line for each verdict
+    and each failed request, from several threads. Raises ConfigError where the sandbox is incomplete, the key is
+    missing, or a resumed run would be another run; EngineError where no request at all was answered.
     """
     problem = build_problem(config.problem, config.dimension)
     level = require_sandbox(unsafe=config.unsafe_no_sandbox)
@@ -50,11 +55,19 @@ def discover(config: DiscoverConfig) -> Path:
         _begin(log, config, problem, level)
         reason = "interrupted"
         try:
-            reason = _run_rounds(_Run(config, problem, level, proposer, log))
+            reason = _run_rounds(_Run(config, problem, level, proposer, log, notify))
         finally:
             log.append("stop", reason=reason)
             write_outputs(folder)
+        _refuse_silence(log.events, folder)
     return folder
+
+
+def _refuse_silence(events: Sequence[Event], folder: Path) -> None:
+    """A run that never had an answer was not a search: the endpoint, the key or the model's name is wrong."""
+    errors = [event["error"] for event in events if event["type"] == "failure"]
+    if errors and not any(event["type"] == "answer" for event in events):
+        raise EngineError(f"no request of {folder} was answered; the last error was: {errors[-1]}")
 
 
 def _file_name(config: DiscoverConfig) -> str:
@@ -68,6 +81,7 @@ class _Run:
     level: SandboxLevel
     proposer: Proposer
     log: EventLog
+    notify: Callable[[str], None]
     running_programs: threading.Semaphore = dataclasses.field(
         default_factory=lambda: threading.BoundedSemaphore(os.cpu_count() or 1)
     )
@@ -180,6 +194,7 @@ def _ask(
     except ProposalError as error:
         if _seconds_left(run) > 0:  # else the budget broke it off, and a resumed run asks again
             log.append("failure", id=attempt_id, error=str(error))
+            run.notify(f"{attempt_id}: no answer: {error}")
         return None
     cost = (answer.prompt_tokens * config.input_price + answer.completion_tokens * config.output_price) / 1e6
     log.append(
@@ -211,6 +226,8 @@ def _evaluate(run: _Run, program: str | None, finish_reason: str | None) -> Eval
 def _log_verdict(run: _Run, attempt_id: str, program: str | None, evaluation: Evaluation) -> None:
     """The points themselves are kept only where they beat all before: whoever leads the log has them."""
     verdict = evaluation.verdict
+    last_line = verdict.message.strip().rpartition("\n")[2]
+    run.notify(f"{attempt_id}: score {verdict.score}" if verdict.valid else f"{attempt_id}: refused: {last_line}")
     with run.log.locked():
         leader = best(list(attempts(run.log.events).values()), run.problem)
         leads = verdict.valid and (
