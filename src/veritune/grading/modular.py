@@ -1,12 +1,9 @@
 """The value of a tree modulo a large prime: equality of rational expressions of any size in linear time.
 
 Variables, π and e stand for fixed residues and i for a square root of -1, so two rational expressions that agree
-modulo two
-primes near 2^60 are equal but for a chance of about their degree in 2^120 (Schwartz, 1980; Zippel, 1979). A radical
-or a
-function of an argument stands for a residue drawn from its argument's residue: agreement then still proves equality,
-while
-disagreement proves nothing (sqrt(12) and 2 sqrt(3) disagree), which `opaque` reports.
+modulo two primes near 2^60 are equal but for a chance of about their degree in 2^120 (Schwartz, 1980; Zippel, 1979).
+A radical or a function of an argument stands for a residue drawn from its argument's residue: agreement then still
+proves equality, while disagreement proves nothing (sqrt(12) and 2 sqrt(3) disagree), which `opaque` reports.
 """
 
 from __future__ import annotations
@@ -22,8 +19,7 @@ from veritune.grading.limits import MAX_FACTORIAL
 from veritune.grading.nodes import Node
 
 # Primes of the form 4k + 1 near 2^61 and 2^60, a square root of -1 for each, and Euler's totient applied again and
-# again,
-# which reduces a tower of exponents level by level (its last entries are powers of two).
+# again, which reduces a tower of exponents level by level (its last entries are powers of two).
 _TOTIENTS = (
     (
         2305843009212693901, 2305843009212693900, 614891093211547200, 148496799478579200, 34649942261760000,

@@ -62,8 +62,7 @@ class GradingPool:
 
     `grader` and `settle` are dotted names, `package.module:function`. `grader(response, ground_truth) -> Score` runs in
     the workers. `settle(response, ground_truth) -> Score | None` runs here and must be cheap for every input; None
-    sends
-    the answer to a worker. Pairs must be JSON: strings, numbers and lists.
+    sends the answer to a worker. Pairs must be JSON: strings, numbers and lists.
 
     An answer past `seconds_per_answer` scores 0 with the rule "timeout" and is counted in `grader_timeouts`; one whose
     worker dies twice scores 0 with the rule "worker died". The pool may be used from several threads, and after a fork

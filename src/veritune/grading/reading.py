@@ -1,10 +1,8 @@
 """Text -> Reading: the value, list, time or words that an answer states, with its unit and label.
 
 The order of attempts: special forms (times, dates, ratios, numerals with a base), then a sentence's beginning is
-taken off,
-then lists are split, then label, unit and formula are told apart. What no attempt understands is kept as words, and
-equals
-only the same words.
+taken off, then lists are split, then label, unit and formula are told apart. What no attempt understands is kept as
+words, and equals only the same words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""What an answer looks like, made plain: Unicode signs spelled out, wrappers and math delimiters taken off.
 
-Nothing here changes what is said: `$\boxed{5}$.` becomes `5`, `½` becomes `\frac{1}{2}`, and `5 \text{ or } 6`
-stays as it is.
+Nothing here changes what is said: `$\boxed{5}$.` becomes `5`, `½` becomes `\frac{1}{2}`, and `5 \text{ or } 6` stays
+as it is.
 """
 
 from __future__ import annotations

@@ -179,8 +179,7 @@ BLOCKERS = words(
     unknown sure confident hopefully either whether
     about around approximately approx roughly nearly almost close near circa estimated estimate estimates approximate
     least most more less fewer greater larger smaller bigger higher lower above below under over up beyond exceed
-    exceeds
-    exceeding between within bound bounded limit upper until till through range ranging minimum maximum max
+    exceeds exceeding between within bound bounded limit upper until till through range ranging minimum maximum max
     if unless when whenever where while provided condition conditional depending depends for except once
     some any several many few such like example e.g. say among including candidates candidate
     options choices all both

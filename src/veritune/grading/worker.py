@@ -1,8 +1,7 @@
 """The program that a pool's worker process runs: JSON lines in, JSON lines out, one answer at a time.
 
 The kernel ends it at an answer's time limit: the alarm signal keeps its default action, which works even inside one
-long
-C call. It ends itself when its parent is gone.
+long C call. It ends itself when its parent is gone.
 """
 
 from __future__ import annotations
