@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 
-from hostile import HOSTILE
+from hostile_programs import HOSTILE
 
 from veritune.discovery.sandbox import REQUIRED_LAYERS, Limits, SandboxLevel, probe_sandbox, run_program
 

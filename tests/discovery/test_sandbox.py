@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hostile import ENDLESS, HOSTILE
+from hostile_programs import ENDLESS, HOSTILE
 
 from veritune.discovery import sandbox
 from veritune.discovery.sandbox import Limits, ProgramResult, SandboxLevel, probe_sandbox, require_sandbox, run_program

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("openai", reason="needs the discover extra")
 
-from endpoint import CUT_OFF, DISCONNECTS, DRIPS, STALLS, ScriptedEndpoint, answers, fails, raw
+from scripted_endpoint import CUT_OFF, DISCONNECTS, DRIPS, STALLS, ScriptedEndpoint, answers, fails, raw
 
 from veritune.discovery import DiscoverConfig, discover, replay_conversation, write_outputs
 from veritune.discovery.events import read_events
