@@ -67,7 +67,7 @@ def _close(first: Node, second: Node, values: dict[str, float], context: object,
 
 
 def _sample(names: list[str], start: float, width: float) -> dict[str, float]:
-    return {name: start + width * (zlib.crc32(name.encode()) % 9973) / 9973 for name in names}
+    return {name: start + width * (zlib.crc32(name.encode(errors="surrogatepass")) % 9973) / 9973 for name in names}
 
 
 def variable_names(node: Node) -> frozenset[str]:

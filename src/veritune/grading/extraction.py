@@ -8,7 +8,6 @@ from typing import Any
 
 from veritune.grading.surface import closing_brace
 
-THINK_END = "</think>"
 ANSWER_START = "<answer>"
 ANSWER_END = "</answer>"
 MAX_CANDIDATES = 32

@@ -64,11 +64,11 @@ def judge(answer: object, gold: object, policy: GradingPolicy = DEFAULT_POLICY) 
     answer_text, gold_text = as_text(answer), as_text(gold)
     if len(answer_text) > MAX_CHARACTERS or len(gold_text) > MAX_CHARACTERS:
         return Verdict(answer_text.strip() == gold_text.strip(), "too long")
-    plain_answer, plain_gold = clean(answer_text), clean(gold_text)
     try:
+        plain_answer, plain_gold = clean(answer_text), clean(gold_text)
         return _quick_verdict(plain_answer, plain_gold) or _judge_plain(plain_answer, plain_gold, policy)
-    except RecursionError:  # only where the caller itself stands at the end of the stack
-        return Verdict(False, "too deep")
+    except Exception as error:  # no answer may end a run: a fault of the judge refuses it, and its rule says so
+        return Verdict(False, f"failed: {type(error).__name__}")
 
 
 def _judge_any(answer: object, golds: Sequence[object], policy: GradingPolicy) -> Verdict:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from veritune.grading.clock import read_clock, read_date, read_ratio, without_markup
+from veritune.grading.expressions import equal_expressions, variable_names
 from veritune.grading.limits import UnreadableError
 from veritune.grading.nodes import Node
 from veritune.grading.parser import parse
@@ -245,8 +246,6 @@ def _with_label(reading: Reading, label: str) -> Reading:
 
 def _read_chain(sides: Sequence[Sequence[Token]]) -> Reading | None:
     """`3 + 4 = 7` states 7, if it is true."""
-    from veritune.grading.expressions import equal_expressions, variable_names
-
     readings = [_read_quantity(side) for side in sides]
     last = readings[-1]
     if last.node is None:
@@ -308,37 +307,27 @@ def _read_quantity(tokens: Sequence[Token]) -> Reading:
 
 def _split_unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
     """The tokens of the formula, and the unit around them (None for words that are no unit)."""
-    money = NO_UNIT
-    for index in range(min(2, len(tokens) - 1)):
-        name = CURRENCY_SIGNS.get(tokens[index].text) or CURRENCY_CODES.get(tokens[index].text.lower())
-        if name and (tokens[index + 1].kind == "number" or tokens[index + 1].text in ("-", "\\")):
-            money = currency(name)
-            tokens = tokens[:index] + tokens[index + 1 :]
-            break
-        if name and tokens[index + 1].text == "." and len(tokens) > index + 2:  # Rs. 500
-            money = currency(name)
-            tokens = tokens[:index] + tokens[index + 2 :]
-            break
+    tokens, money = _split_money(tokens)
     start = _unit_start(tokens)
     body, tail = tokens[:start], tokens[start:]
-    unit: Unit | None = NO_UNIT
-    if tail:
-        unit = read_unit(tail)
-        if unit is None and len(tail[0].text) == 1:
-            return tokens, money  # `5 m + 2`: the letter is a variable
-    if not any(token.text in FUNCTIONS for token in body):
-        body, sign_unit = _split_sign_unit(body)
-    else:
-        sign_unit = NO_UNIT
+    unit = read_unit(tail) if tail else NO_UNIT
     if unit is None:
-        return body, None
-    if sign_unit and not unit.dimensions:
-        unit = sign_unit
-    elif sign_unit == DEGREE and unit:
-        pass  # 20 °C
-    if money:
-        unit = money
-    return body, unit
+        # `5 m + 2`: a single letter is a variable after all.
+        return (tokens, money) if len(tail[0].text) == 1 else (body, None)
+    if not any(token.text in FUNCTIONS for token in body):  # the degrees of `\sin 30^\circ` are an angle's
+        body, sign_unit = _split_sign_unit(body)
+        unit = unit if unit.dimensions or not sign_unit else sign_unit
+    return body, money or unit
+
+
+def _split_money(tokens: list[Token]) -> tuple[list[Token], Unit]:
+    """Take a currency before the number off: `$5`, `-$5`, `USD 5`, `Rs. 5`."""
+    for index in range(min(2, len(tokens) - 1)):
+        name = CURRENCY_SIGNS.get(tokens[index].text) or CURRENCY_CODES.get(tokens[index].text.lower())
+        after = index + 2 if tokens[index + 1].text == "." else index + 1
+        if name and after < len(tokens) and (tokens[after].kind == "number" or tokens[after].text == "-"):
+            return tokens[:index] + tokens[after:], currency(name)
+    return tokens, NO_UNIT
 
 
 def _unit_start(tokens: Sequence[Token]) -> int:
@@ -351,24 +340,25 @@ def _unit_start(tokens: Sequence[Token]) -> int:
             depth += 1
         elif token.text in _CLOSERS:
             depth -= 1
-        elif depth == 1 and index > 1 and is_wordy(tokens, index) and tokens[index - 1].text == "(":
-            return index - 1
-        elif depth == 0 and index and token.kind in ("word", "text"):
-            after_degrees = token.text in ("C", "F") and tokens[index - 1].text in ("circ", "}")
+        elif index == 0 or token.kind not in ("word", "text"):
+            continue
+        elif depth == 1 and is_wordy(tokens, index) and tokens[index - 1].text == "(":
+            return index - 1  # 72 (dollars)
+        elif depth == 0:
+            start = _degrees_start(tokens, index)
             after_number = tokens[index - 1].kind == "number" or tokens[index - 1].text in ("}", ")")
-            letter = (is_unit_letter(token) and after_number) or (
-                after_degrees and any(t.text == "circ" for t in tokens)
-            )
-            if after_degrees and letter:
-                return next(
-                    start
-                    for start in range(index, -1, -1)
-                    if tokens[start].text in ("^", "circ")
-                    and (tokens[start].text == "^" or tokens[start - 1].text not in ("^", "{"))
-                )
-            if letter or is_wordy(tokens, index) or (token.kind == "text" and len(token.text) > 1):
-                return index
+            if start < index or (is_unit_letter(token) and after_number) or is_wordy(tokens, index):
+                return start
     return len(tokens)
+
+
+def _degrees_start(tokens: Sequence[Token], index: int) -> int:
+    """Where `^\\circ C` begins, if the letter at `index` ends it; else `index`."""
+    start = index
+    while start > 0 and tokens[start - 1].text in ("^", "{", "circ", "}"):
+        start -= 1
+    is_temperature = tokens[index].text in ("C", "F") and any(token.text == "circ" for token in tokens[start:index])
+    return start if is_temperature else index
 
 
 def _split_sign_unit(body: list[Token]) -> tuple[list[Token], Unit]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import TypeVar
 
 from veritune.grading.exact import InexactError, TooLargeError, exact_value
-from veritune.grading.expressions import equal_expressions, real_value, variable_names
+from veritune.grading.expressions import equal_expressions, variable_names
 from veritune.grading.intervals import equal_regions, region
 from veritune.grading.nodes import Node, constant, number
 
@@ -242,7 +241,7 @@ def has_unevaluated_operation(node: Node) -> bool:
     """
     if node.kind == "number" or not node.children:
         return False
-    plain = [_is_plain_number(child) for child in node.children]
+    plain = [is_plain_number(child) for child in node.children]
     if node.kind == "pow":
         return all(plain) and node.children[0] != number(10) and is_whole(node.children[1])
     if node.kind in ("mul", "juxtapose"):
@@ -265,22 +264,19 @@ def is_whole(node: Node) -> bool:
 def _is_plain_operand(node: Node) -> bool:
     """A plain number, or a power or factorial of plain numbers."""
     if node.kind in ("pow", "factorial"):
-        return all(_is_plain_number(child) for child in node.children)
-    return _is_plain_number(node)
+        return all(is_plain_number(child) for child in node.children)
+    return is_plain_number(node)
 
 
-def _is_plain_number(node: Node) -> bool:
+def is_plain_number(node: Node) -> bool:
     """Whether the tree is one number as people write it: an integer, decimal, fraction or mixed number with a sign."""
     if node.kind in ("neg", "percent"):
-        return _is_plain_number(node.children[0])
+        return is_plain_number(node.children[0])
     if node.kind in ("div", "mixed"):
         return all(
-            child.kind == "number" or (child.kind == "div" and _is_plain_number(child)) for child in node.children
+            child.kind == "number" or (child.kind == "div" and is_plain_number(child)) for child in node.children
         )
     return node.kind == "number"
-
-
-is_plain_number = _is_plain_number
 
 
 def is_unreduced_fraction(node: Node) -> bool:
@@ -294,9 +290,3 @@ def is_unreduced_fraction(node: Node) -> bool:
         return False
     value = exact_value(node)
     return (abs(top), abs(bottom)) != (abs(value.numerator), value.denominator)
-
-
-def ascending(values: Sequence[Node]) -> bool:
-    """Whether real constants stand in ascending order."""
-    reals = [real_value(value) for value in values]
-    return all(a is not None and b is not None and a < b for a, b in pairwise(reals))
