@@ -97,6 +97,11 @@ HOSTILE: dict[str, tuple[str, str | None]] = {
         "for i in range(10**6):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * 10**6)",
         "stopped for keeping more than",
     ),
+    "fills the disk unseen": (
+        "import os\nfor fd in range(1, 64):\n  try: os.close(fd)\n  except OSError: pass\n"
+        "for i in range(10**6):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * 10**6)",
+        "stopped for keeping more than",
+    ),
     "one huge file": ("f = open('f', 'wb')\nwhile True: f.write(b'x' * 10**6)", "Error"),
     "many files": ("for i in range(10**9): open(f'f{i}', 'w').close()", "stopped for keeping more than"),
     "not UTF-8": ("import os\nos.write(1, bytes(range(256)) * 9)\nos._exit(3)", "exit status 3"),

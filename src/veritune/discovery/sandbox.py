@@ -297,11 +297,10 @@ def _collect(
             if time.monotonic() >= deadline and not ended:
                 fault = f"the program was stopped after its limit of {limits.seconds:g} s"
                 break
-            if not selector.get_map() and not ended:
+            if not selector.get_map() and not ended:  # at its end both pipes close a moment before it can be reaped
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
-                continue
-            ready = selector.select(0 if ended else _POLL_SECONDS)
+            ready = selector.select(0 if ended or not selector.get_map() else _POLL_SECONDS)
             for key, _ in ready:
                 chunk = os.read(key.fd, _CHUNK_BYTES)
                 received[key.fd] += chunk
