@@ -17,8 +17,11 @@ import pytest
 LAYERS = {
     0: ["errors"],
     1: ["types", "randomness"],
-    2: ["primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"],
-    3: ["tasks", "engines", "trackers", "canary"],
+    2: [
+        *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
+        *("canary", "http_json", "processes", "vllm_wire"),
+    ],
+    3: ["tasks", "engines", "trackers"],
     4: ["countdown", "evaluate"],
     5: ["training", "discovery", "report"],
     6: ["recipes"],
@@ -28,6 +31,7 @@ LAYERS = {
 }
 TORCH_FREE = {
     *("errors", "types", "randomness", "configs", "prompts", "tables", "countdown_traces", "runs", "grade"),
+    *("http_json", "processes"),
     *("grading", "tasks", "evaluate", "discovery", "report", "display", "cli"),
 }
 INDEPENDENT = {"tasks", "engines", "recipes"}

@@ -24,7 +24,64 @@ Config = TypeVar("Config")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CommonConfig:
+class EngineConfig:
+    """What samples the completions, and how it is reached and given new weights."""
+
+    engine: Literal["native", "vllm", "vllm-server", "api"] = "native"
+    """What samples the completions: torch, vLLM in the process or as servers, or any endpoint (measuring only)."""
+    max_rows: int = 512
+    """Most completions that the native engine decodes side by side."""
+    engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """vLLM's number type; auto is the policy's."""
+    gpu_memory_utilization: float = 0.85
+    """Share of a GPU's memory that vLLM takes for weights and cache."""
+    max_model_len: int | None = None
+    """Longest prompt and response together that vLLM makes room for; default: the policy's context."""
+    tensor_parallel_size: int = 1
+    """GPUs that vLLM splits the policy over."""
+    eager: bool = False
+    """Run vLLM without CUDA graphs and compilation: a faster start, slower tokens. Always so on a CPU."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """Free vLLM's GPU memory while training (vllm): 1 keeps its weights in CPU memory, 2 drops them; 0 is off."""
+    engine_url: tuple[str, ...] = ()
+    """vLLM servers (vllm-server; needs their development endpoints: trusted networks only) or the endpoint (api)."""
+    engine_start: tuple[str, ...] = ()
+    """Start a vLLM server on loopback on each of these devices, cpu or cuda:index (vllm-server)."""
+    engine_weights: Literal["folder", "nccl"] = "folder"
+    """How weights reach vLLM servers: through a folder that both sides see, or from GPU to GPU."""
+    engine_weights_folder: Path | None = None
+    """The folder through which weights reach vLLM servers; default: a temporary one on this machine."""
+    engine_seconds: float = 600.0
+    """Seconds without an answer after which a request is given up: its server dropped, or the request repeated."""
+    engine_concurrency: int = 64
+    """Most requests that are under way at each server or at the endpoint."""
+    engine_retries: int = 5
+    """How often a failed request to the endpoint is repeated, after waits that double (api)."""
+    engine_model: str | None = None
+    """The model's name at the endpoint (api)."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the endpoint's key, where it needs one (api)."""
+
+    def __post_init__(self) -> None:
+        require(self, "max_rows", self.max_rows >= 1, "at least 1")
+        require(self, "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "in (0, 1]")
+        require(self, "max_model_len", self.max_model_len is None or self.max_model_len >= 64, "at least 64")
+        require(self, "tensor_parallel_size", self.tensor_parallel_size >= 1, "at least 1")
+        require(self, "engine_seconds", 0 < self.engine_seconds < float("inf"), "positive and finite")
+        require(self, "engine_concurrency", self.engine_concurrency >= 1, "at least 1")
+        require(self, "engine_retries", self.engine_retries >= 0, "0 or more")
+        for url in self.engine_url:
+            require(self, "engine_url", url.startswith(("http://", "https://")), "addresses that start with http")
+        for device in self.engine_start:
+            require(self, "engine_start", device == "cpu" or device.startswith("cuda:"), "a list of cpu or cuda:index")
+        if self.engine == "vllm-server" and not (self.engine_url or self.engine_start):
+            raise ConfigError("engine is 'vllm-server'; give its servers by engine_url, or start some by engine_start")
+        if self.engine == "api" and (len(self.engine_url) != 1 or not self.engine_model):
+            raise ConfigError("engine is 'api'; give one engine_url and the engine_model that it serves")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommonConfig(EngineConfig):
     """What every recipe is told: which policy, which problems, which machine, which folder."""
 
     policy: str = "embedded"
@@ -55,10 +112,6 @@ class CommonConfig:
     """The run folder to write; default: runs/ and a name made of recipe, task, seed and time."""
     seed: int = 0
     """The seed that every random draw of the run is derived from."""
-    engine: Literal["native"] = "native"
-    """What samples the completions."""
-    max_rows: int = 512
-    """Most completions that the native engine decodes side by side."""
     device: str = "auto"
     """Where the policy lives: auto, cpu, cuda or cuda:index."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -81,6 +134,7 @@ class CommonConfig:
     """Also log to Weights & Biases (extra: wandb)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             self,
             "validation_data",
@@ -91,7 +145,6 @@ class CommonConfig:
             require(self, name, bool(getattr(self, name)), "a column's name")
         require(self, "answer_column", self.answer_column != self.question_column, "another one than question_column")
         require(self, "seed", self.seed >= 0, "0 or more")
-        require(self, "max_rows", self.max_rows >= 1, "at least 1")
         require(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
         require(self, "temperature", self.temperature >= 0, "0 (greedy) or positive")
         require(self, "top_p", 0 < self.top_p <= 1, "in (0, 1]")
@@ -104,8 +157,6 @@ class CommonConfig:
 class TrainingConfig(CommonConfig):
     """What every recipe that updates weights is told on top."""
 
-    steps: int
-    """Updates of the outer loop."""
     learning_rate: float
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -131,9 +182,9 @@ class TrainingConfig(CommonConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "steps", self.steps >= 1, "at least 1")
+        require(self, "engine", self.engine != "api", "another while training: an endpoint cannot be given weights")
         require(self, "learning_rate", 0 < self.learning_rate < float("inf"), "positive and finite")
-        require(self, "warmup_steps", 0 <= self.warmup_steps <= self.steps, "between 0 and steps")
+        require(self, "warmup_steps", self.warmup_steps >= 0, "0 or more")
         require(self, "adam_beta1", 0 <= self.adam_beta1 < 1, "in [0, 1)")
         require(self, "adam_beta2", 0 <= self.adam_beta2 < 1, "in [0, 1)")
         require(self, "weight_decay", self.weight_decay >= 0, "0 or more")

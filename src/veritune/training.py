@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from veritune.canary import load_proven_weights
 from veritune.configs import CommonConfig
 from veritune.errors import CheckpointError, DataError, EngineError, Interrupted, TrainingError
 from veritune.evaluate import Group, evaluate, log_generations
@@ -278,6 +279,11 @@ def prepare_optimizer(session: Session) -> torch.optim.AdamW:
     return optimizer
 
 
+def serve_policy(session: Session, *, version: int) -> None:
+    """Have the engine serve the policy's present weights as `version`, and prove that it does (EngineError)."""
+    load_proven_weights(session.engine, session.policy.model, version, session.config.engine_dtype)
+
+
 def sample_and_grade(
     session: Session, step: int, purpose: str, examples: Sequence[Example], *, n: int, version: int
 ) -> list[Group]:
@@ -293,7 +299,7 @@ def validate(session: Session, step: int) -> Row:
     """One sampled response for each held-out problem, at the training temperature; every response is kept."""
     began = time.perf_counter()
     examples = examples_of(session.task, "validation")[: session.config.validation_examples]
-    session.engine.load_weights(session.policy.model, version=step)
+    serve_policy(session, version=step)
     groups = sample_and_grade(session, step, "validation", examples, n=1, version=step)
     summary = log_generations(groups, lambda rows: session.run.write_rows("validation", step, rows))
     seconds = time.perf_counter() - began

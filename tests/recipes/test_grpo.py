@@ -223,7 +223,7 @@ def test_an_engine_that_serves_other_weights_is_not_trained_on(random_policy, tm
 
     policy = fresh(random_policy)
     run = RunFolder.create(tmp_path / "run", "", {})
-    with pytest.raises(EngineError, match="asked for completions of weights version 2"):
+    with pytest.raises(EngineError, match="stale or wrong weights: version 2"):
         grpo.run(Session(dataclasses.replace(SMALL, validate_every=99), policy, VowelTask(), Stale(policy), run))
 
 

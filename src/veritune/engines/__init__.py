@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from typing import TYPE_CHECKING
 
 from veritune.configs import CommonConfig
@@ -18,4 +20,63 @@ def create_engine(config: CommonConfig, policy: Policy) -> Engine:
         from veritune.engines.native import NativeEngine
 
         return NativeEngine(policy, max_rows=config.max_rows)
-    raise ConfigError(f"engine is {config.engine!r}; allowed is native")
+    if config.engine == "vllm":
+        require_vllm("engine", config.engine)
+        from veritune.engines.vllm import VLLMEngine
+
+        return VLLMEngine(
+            policy,
+            dtype=config.engine_dtype,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_model_len=config.max_model_len,
+            tensor_parallel_size=config.tensor_parallel_size,
+            eager=config.eager,
+            sleep_level=config.sleep_level,
+        )
+    if config.engine == "api":
+        from veritune.engines.api import APIEngine
+
+        return APIEngine(
+            policy.tokenizer,
+            config.engine_url[0],
+            config.engine_model or "",
+            api_key=os.environ.get(config.api_key_env, ""),
+            concurrency=config.engine_concurrency,
+            retries=config.engine_retries,
+            seconds=config.engine_seconds,
+        )
+    return _server_engine(config, policy)
+
+
+def _server_engine(config: CommonConfig, policy: Policy) -> Engine:
+    from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine
+
+    if config.engine_start:
+        require_vllm("engine_start", config.engine_start)
+    open_transfer = None
+    if config.engine_weights == "nccl":
+        require_vllm("engine_weights", config.engine_weights)
+        from veritune.engines.vllm import open_nccl_transfer
+
+        open_transfer = open_nccl_transfer
+    return VLLMServerEngine(
+        policy,
+        ServerSettings(
+            urls=config.engine_url,
+            start=config.engine_start,
+            weights_folder=config.engine_weights_folder,
+            dtype=config.engine_dtype,
+            seconds=config.engine_seconds,
+            concurrency=config.engine_concurrency,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_model_len=config.max_model_len,
+            eager=config.eager,
+        ),
+        open_transfer=open_transfer,
+    )
+
+
+def require_vllm(field: str, value: object) -> None:
+    """Refuse a setting that needs vLLM where it is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(f"{field} is {value!r}, but vLLM is not installed: pip install 'veritune[vllm]'")

@@ -11,7 +11,7 @@ from veritune.configs import CommonConfig, require
 from veritune.errors import ConfigError, DataError
 from veritune.evaluate import Group, log_generations, several_samples
 from veritune.runs import RunFolder
-from veritune.training import Row, Session, Stopwatch, examples_of, sample_and_grade
+from veritune.training import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
 from veritune.types import Completion, Example, Score
 
 
@@ -36,7 +36,8 @@ def run(session: Session) -> None:
     examples = examples_of(session.task, "validation")[: config.validation_examples]
     first = reused_samples(config.reuse, examples) if config.reuse else {}
     fresh = max(config.samples) - (1 if first else 0)
-    session.engine.load_weights(session.policy.model, version=0)
+    if session.config.engine != "api":  # an endpoint serves what it serves
+        serve_policy(session, version=0)
     groups: list[Group] = [(example, [], []) for example in examples]
     if fresh:
         groups = sample_and_grade(session, 0, "best of n", examples, n=fresh, version=0)

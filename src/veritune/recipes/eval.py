@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from veritune.configs import CommonConfig, require
 from veritune.evaluate import log_generations
-from veritune.training import Row, Session, Stopwatch, examples_of, sample_and_grade
+from veritune.training import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
 
 CATEGORIES = ("correct", "format1", "format0")
 """Right; well-formed but wrong; not even well-formed."""
@@ -34,7 +34,8 @@ def run(session: Session) -> None:
     """Leave one row of metrics, and every response, in the run folder."""
     config, clock = session.config, Stopwatch()
     examples = examples_of(session.task, config.split)[: config.validation_examples]
-    session.engine.load_weights(session.policy.model, version=0)
+    if session.config.engine != "api":  # an endpoint serves what it serves
+        serve_policy(session, version=0)
     groups = sample_and_grade(session, 0, "validation", examples, n=1, version=0)
     seconds = clock.lap("validate")["validate"]
     rows: list[Mapping[str, Any]] = []

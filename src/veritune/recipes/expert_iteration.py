@@ -20,6 +20,7 @@ from veritune.training import (
     prepare_optimizer,
     sample_and_grade,
     scheduled_learning_rate,
+    serve_policy,
     supervised_update,
     train,
 )
@@ -77,7 +78,7 @@ def expert_iteration_step(
     """One round: sample, keep what is right, fine-tune on it. Returns the round's metrics."""
     config, clock = session.config, Stopwatch()
     examples = draw_batch(train_examples, config.questions_per_step, step, config.seed)
-    session.engine.load_weights(session.policy.model, version=step - 1)
+    serve_policy(session, version=step - 1)
     groups = sample_and_grade(session, step, "rollout", examples, n=config.group_size, version=step - 1)
     summary = log_generations(groups, lambda rows: session.run.write_rows("rollouts", step, rows))
     clock.lap("rollout")

@@ -26,6 +26,7 @@ from veritune.primitives import (
     group_advantages,
     maxrl_advantages,
     sequence_loss_weights,
+    truncated_importance_weights,
 )
 from veritune.randomness import derive_seed
 from veritune.training import (
@@ -43,6 +44,7 @@ from veritune.training import (
     sample_and_grade,
     scheduled_learning_rate,
     score_responses,
+    serve_policy,
     train,
 )
 from veritune.types import Example, Rollout
@@ -86,6 +88,10 @@ class GRPOConfig(TrainingConfig):
     """How often groups whose rewards are all equal are drawn again with other prompts (dynamic sampling)."""
     filter_truncated: bool = False
     """Responses cut off at max_tokens have no loss (overlong filtering); they stay in the denominators."""
+    importance_correction: bool | None = None
+    """Weight each token's loss by the trainer's probability over the engine's; default: on unless engine is native."""
+    importance_cap: float = 2.0
+    """The largest such weight (truncated importance sampling)."""
     skip_zero_advantages: bool = True
     """Leave responses without advantage out of the passes: they have no gradient, and stay in the denominators."""
 
@@ -116,6 +122,7 @@ class GRPOConfig(TrainingConfig):
             f"a divisor of rollout_batch_size ({self.rollout_batch_size})",
         )
         require(self, "cliprange", self.cliprange > 0, "positive")
+        require(self, "importance_cap", self.importance_cap > 0, "positive")
         require(self, "advantage_eps", self.advantage_eps >= 0, "0 or more")
         require(
             self,
@@ -148,6 +155,11 @@ class GRPOConfig(TrainingConfig):
     def off_policy(self) -> bool:
         """Whether some update uses rollouts of weights older than its own."""
         return self.epochs_per_rollout_batch > 1 or self.train_batch_size < self.rollout_batch_size
+
+    @property
+    def corrects_importance(self) -> bool:
+        """Whether the engine's arithmetic is corrected for: the native engine's is the trainer's own."""
+        return self.engine != "native" if self.importance_correction is None else self.importance_correction
 
 
 def run(session: Session) -> None:
@@ -208,7 +220,7 @@ def sample_groups(session: Session, step: int, train_examples: Sequence[Example]
     (dynamic sampling, DAPO, arXiv 2503.14476); what is still without variance after the last round stays.
     """
     config = session.config
-    session.engine.load_weights(session.policy.model, version=step - 1)
+    serve_policy(session, version=step - 1)
     groups: list[Group] = []
     for attempt in range(config.resample_rounds + 1):
         wanted = config.rollout_batch_size // config.group_size - len(groups)
@@ -296,6 +308,10 @@ def accumulate_gradient(
             cliprange=(config.cliprange, config.cliprange_high or config.cliprange),
             response_mask=mask,
         )
+        sampled = pad_responses([torch.tensor(rollouts[row].completion.logprobs) for row in microbatch.rows], mask)
+        trained = log_probs.detach() if old is None else old
+        if config.corrects_importance:
+            per_token_loss = per_token_loss * truncated_importance_weights(trained, sampled, config.importance_cap)
         if reference_log_probs:
             kept = pad_responses([reference_log_probs[row] for row in microbatch.rows], mask)
             per_token_loss = per_token_loss + config.kl_coefficient * approximate_kl_k3(log_probs, kept)
@@ -310,10 +326,8 @@ def accumulate_gradient(
         if not torch.isfinite(microbatch_loss):
             raise TrainingError(f"the loss is {microbatch_loss.item()}")
         microbatch_loss.backward()
-        sampled = pad_responses([torch.tensor(rollouts[row].completion.logprobs) for row in microbatch.rows], mask)
         loss += microbatch_loss.item()
         clipped += float(metadata["clipped"][mask].sum()) if "clipped" in metadata else 0.0
-        trained = log_probs.detach() if old is None else old
         mismatch += float(approximate_kl_k3(sampled, trained)[mask].sum())
         passed += int(mask.sum())
     if not rows:  # the same update as with the rows: no gradient, but the optimiser's momentum

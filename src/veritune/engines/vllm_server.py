@@ -1,0 +1,468 @@
+"""vLLM as servers: prompts are shared among them, weights reach them through a folder or over NCCL.
+
+A server that dies, stalls or restarts is dropped, its prompts go to the others, and it is taken back once it serves
+the current weights. Each load has a label of its own which vLLM attaches to every completion, so what a restarted
+server samples from its first weights is recognised and thrown away.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from veritune.canary import SAMPLING, canary_prompt, require_served
+from veritune.errors import EngineError
+from veritune.http_json import EndpointError, get_json, post_json
+from veritune.policies import Policy
+from veritune.processes import ServerProcess, free_port
+from veritune.types import Completion, Sampling
+from veritune.vllm_wire import as_completion, require_lengths, sampling_fields
+
+HEALTH_SECONDS = 10.0
+"""A server that does not answer its health check for so long, twice in a row, is stalled."""
+PAUSE_SECONDS = 2.0
+"""Between two looks at a server."""
+
+MOST_ATTEMPTS = 5
+"""How often a prompt may be under way at a server that is dropped."""
+
+OpenTransfer = Callable[[str, torch.nn.Module, int, int], Callable[[], None]]
+"""(url, model, free port, the server's GPUs) to a function that sends the model's weights; see engines.vllm."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Which servers there are and how they are started and used; the fields are those of EngineConfig."""
+
+    urls: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    """The device of each server to start: "cpu" or "cuda:index"."""
+    weights_folder: Path | None = None
+    dtype: str = "auto"
+    seconds: float = 600.0
+    concurrency: int = 64
+    gpu_memory_utilization: float = 0.85
+    max_model_len: int | None = None
+    eager: bool = False
+
+
+@dataclass(eq=False)
+class _Server:
+    url: str
+    process: ServerProcess | None = None
+    """The process, where it is ours."""
+    ready: bool = False
+    """Whether it is proved to serve the current weights and nothing has gone wrong since."""
+    life: int = 0
+    """Counts how often it was taken in, so that a request of an earlier life cannot drop it."""
+    error: str = "not reached yet"
+    send: Callable[[], None] | None = None
+    """Sends the trainer's weights over NCCL, once the two sides have met."""
+    loading: threading.Lock = field(default_factory=threading.Lock)
+
+
+class VLLMServerEngine:
+    """Serves `policy` from the servers of `settings`; all of them are given its weights before this returns."""
+
+    def __init__(self, policy: Policy, settings: ServerSettings, *, open_transfer: OpenTransfer | None = None) -> None:
+        self.policy, self.settings, self.open_transfer = policy, settings, open_transfer
+        self.longest = min(settings.max_model_len or policy.context_length, policy.context_length)
+        self.weights_version = 0
+        self.label = ""
+        self._identity = uuid.uuid4().hex[:12]
+        self._loads = itertools.count()
+        self._trainer = threading.Lock()  # held by whichever thread reads the trainer's model
+        self._closed = False
+        self._own_folder = settings.weights_folder is None
+        self.folder = settings.weights_folder or Path(tempfile.mkdtemp(prefix="veritune-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in settings.urls]
+        try:
+            self._start_servers()
+            self._wait_for_servers()
+            self.load_weights(policy.model, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- Starting and stopping
+
+    def _start_servers(self) -> None:
+        if not self.settings.start:
+            return
+        start_folder = self.folder / "start"
+        save_for_servers(self.policy, start_folder, untied="cpu" in self.settings.start)
+        for index, device in enumerate(self.settings.start):
+            port = free_port()
+            arguments, environment = server_command(start_folder, device, port, self._dtype(), self.settings)
+            if self.open_transfer:
+                arguments += ["--weight-transfer-config", '{"backend": "nccl"}']
+            process = ServerProcess(arguments, environment, self.folder / f"server-{index}.log")
+            self.servers.append(_Server(f"http://127.0.0.1:{port}", process))
+
+    def _dtype(self) -> str:
+        own = str(next(self.policy.model.parameters()).dtype).removeprefix("torch.")
+        return own if self.settings.dtype == "auto" else self.settings.dtype
+
+    def _wait_for_servers(self) -> None:
+        deadline = time.monotonic() + self.settings.seconds
+        for server in self.servers:
+            while not is_healthy(server.url):
+                if server.process is not None and not server.process.is_running():
+                    raise EngineError(f"the vLLM server on {server.url} ended:\n{server.process.last_words()}")
+                if time.monotonic() > deadline or server.process is None:
+                    raise EngineError(f"no vLLM server answers at {server.url} (engine_url, engine_start)")
+                time.sleep(0.5)
+
+    def close(self) -> None:
+        """Stop the servers that this engine started and remove its folder; servers given by address run on."""
+        if self._closed:
+            return
+        self._closed = True
+        for server in self.servers:
+            server.ready = False
+            if server.process is not None:
+                server.process.stop()
+        if self._own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- Weights
+
+    def load_weights(self, model: torch.nn.Module, version: int) -> None:
+        """Have every server that can be reached serve `model` as `version`, each proved by the canary.
+
+        A server that cannot be reached is dropped until it can; EngineError where none is left.
+        """
+        if self._closed:
+            raise EngineError("this engine is closed")
+        served = self.policy.model.config.vocab_size
+        if model.config.vocab_size != served:  # type: ignore[union-attr]
+            raise EngineError(
+                f"cannot load a model with {model.config.vocab_size} ids into an engine of {served}"  # type: ignore[union-attr]
+            )
+        self.model, self.weights_version = model, version
+        previous, self.label = self.label, f"{self._identity}-{next(self._loads)}"
+        if self.open_transfer is None:
+            save_for_servers(Policy(model, self.policy.tokenizer, self.policy.eos_ids, 0), self.folder / self.label)
+        failures = run_side_by_side([partial(self._take_in, server, lambda: True) for server in self.servers])
+        if previous:
+            shutil.rmtree(self.folder / previous, ignore_errors=True)
+        for failure in failures:
+            if failure is not None and not isinstance(failure, EndpointError):
+                raise failure
+        if not any(server.ready for server in self.servers):
+            raise EngineError(f"no vLLM server could be given weights version {version}: {self._errors()}")
+
+    def _take_in(self, server: _Server, wanted: Callable[[], bool]) -> None:
+        """Give `server` the current weights, prove that it serves them, and let it have prompts.
+
+        Stops where it is not `wanted` any more: the trainer's model may be changing by then.
+        """
+        if not server.loading.acquire(timeout=HEALTH_SECONDS):
+            raise EndpointError(f"{server.url} is still busy with an earlier load")
+        server.ready = False
+        try:
+            if server.process is not None and not server.process.is_running():
+                server.process.start()  # it will be healthy, and be taken in, later
+            get_json(f"{server.url}/health", seconds=HEALTH_SECONDS)
+            self._give_weights(server, wanted)
+            prompt = canary_prompt(self.policy.model.config.vocab_size)
+            completions = self._complete(server, prompt, SAMPLING, 0)
+            with self._trainer:
+                require_wanted(server, wanted)
+                require_served(self.model, completions, self.weights_version, self.settings.dtype)
+            server.life += 1
+            server.ready = True
+        except EndpointError as error:
+            server.error = str(error)
+            raise
+        except EngineError as error:
+            raise EngineError(f"{server.url}: {error}") from error
+        finally:
+            server.loading.release()
+
+    def _give_weights(self, server: _Server, wanted: Callable[[], bool]) -> None:
+        # Requests that were given up may still run there; their blocks would keep the old weights' cache alive.
+        self._control(server, "abort_requests", {})
+        if self.open_transfer is not None:
+            with self._trainer:
+                require_wanted(server, wanted)
+                if server.send is None:
+                    gpus = get_json(f"{server.url}/get_world_size", seconds=self.settings.seconds)["world_size"]
+                    server.send = self.open_transfer(server.url, self.model, free_port(), gpus)
+                server.send()
+        else:
+            folder = str((self.folder / self.label).absolute())
+            self._control(server, "collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        deadline = time.monotonic() + HEALTH_SECONDS
+        while not self._control(server, "reset_prefix_cache", {})["success"]:
+            if time.monotonic() > deadline:
+                raise EndpointError(f"{server.url} keeps its prefix cache, which holds what the old weights computed")
+            time.sleep(0.2)
+        self._control(server, "update_weight_version", {"new_version": self.label})
+
+    def _control(self, server: _Server, path: str, payload: dict[str, Any]) -> Any:
+        try:
+            return post_json(f"{server.url}/{path}", payload, seconds=self.settings.seconds)
+        except EndpointError as error:
+            if error.status == 404:
+                raise EngineError(
+                    f"{server.url} has no /{path}: start it with VLLM_SERVER_DEV_MODE=1, on a trusted network only"
+                ) from error
+            raise
+
+    # --- Completions
+
+    def generate(self, prompts_ids: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
+        """P prompts to P lists of `sampling.n` completions, whichever servers are there; the seed decides them all."""
+        if self._closed:
+            raise EngineError("this engine is closed")
+        require_lengths(prompts_ids, self.longest)
+        batch = _Batch(prompts_ids, sampling)
+        for server in self.servers:
+            threading.Thread(target=self._watch, args=(server, batch), daemon=True).start()
+        served = time.monotonic()
+        while not batch.wait_over(PAUSE_SECONDS):
+            if any(server.ready for server in self.servers):
+                served = time.monotonic()
+            elif time.monotonic() - served > self.settings.seconds:
+                batch.fail(EngineError(f"every vLLM server is lost: {self._errors()}"))
+        with self._trainer:  # from here on no thread reads the trainer's model: the batch is over
+            return batch.collect()
+
+    def _errors(self) -> str:
+        return "; ".join(f"{server.url}: {server.error}" for server in self.servers)
+
+    def _watch(self, server: _Server, batch: _Batch) -> None:
+        """Keep `server` at work on `batch`: workers while it is ready, ways back in while it is not."""
+        working_life, missed = -1, 0
+        while not batch.over:
+            try:
+                if not server.ready:
+                    self._take_in(server, lambda: not batch.over)
+                if working_life != server.life:
+                    working_life, missed = server.life, 0
+                    for _ in range(min(self.settings.concurrency, len(batch.prompts))):
+                        threading.Thread(target=self._work, args=(server, batch, server.life), daemon=True).start()
+                missed = 0 if is_healthy(server.url) else missed + 1
+                if missed == 2:
+                    self._drop(server, batch, working_life, "does not answer its health check")
+            except EndpointError:
+                pass  # noted in server.error; it is tried again
+            except EngineError as error:
+                batch.fail(error)
+            batch.wait_over(PAUSE_SECONDS)
+
+    def _work(self, server: _Server, batch: _Batch, life: int) -> None:
+        while (claim := batch.claim(server, lambda: server.ready and server.life == life)) is not None:
+            try:
+                group = self._complete(server, batch.prompts[claim.index], batch.sampling, claim.index)
+            except EndpointError as error:
+                if error.is_refusal:
+                    batch.fail(error)
+                self._drop(server, batch, life, str(error))
+            except (KeyError, TypeError) as error:
+                batch.fail(EngineError(f"{server.url} answers unlike vLLM 0.32 and later: {error!r}"))
+            except Exception as error:  # whatever it is, the caller waits for it
+                batch.fail(error)
+            else:
+                batch.deliver(claim, group)
+
+    def _drop(self, server: _Server, batch: _Batch, life: int, reason: str) -> None:
+        if server.life == life:
+            server.ready = False
+            server.error = reason
+            server.send = None
+            batch.give_back(server, reason)
+
+    def _complete(
+        self, server: _Server, prompt: Sequence[int], sampling: Sampling, prompt_index: int
+    ) -> list[Completion]:
+        fields = sampling_fields(sampling, self.policy.eos_ids, prompt_index)
+        url = f"{server.url}/inference/v1/generate"
+        answer = post_json(url, {"token_ids": list(prompt), "sampling_params": fields}, seconds=self.settings.seconds)
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        versions = {span["version"] for choice in choices for span in choice["weight_versions"] or [{"version": None}]}
+        if versions != {self.label} or any(choice["finish_reason"] == "abort" for choice in choices):
+            raise EndpointError(f"{url} answered with weights {versions} instead of {self.label}, or stopped early")
+        return [
+            as_completion(
+                self.policy.tokenizer,
+                sampling,
+                prompt,
+                choice["token_ids"],
+                [step["logprob"] for step in choice["logprobs"]["content"]],
+                choice["finish_reason"],
+                choice["stop_reason"],
+                self.weights_version,
+            )
+            for choice in choices
+        ]
+
+
+# --- One call's prompts, shared among servers --------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Claim:
+    index: int
+    server: _Server
+
+
+@dataclass
+class _Batch:
+    """Which prompts wait, which are under way and where, and what has come back: each is answered exactly once."""
+
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+    results: dict[int, list[Completion]] = field(default_factory=dict)
+    failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting = list(reversed(range(len(self.prompts))))
+        self._claims: dict[int, _Claim] = {}
+        self._given_back: Counter[int] = Counter()
+
+    @property
+    def over(self) -> bool:
+        return self.failure is not None or len(self.results) == len(self.prompts)
+
+    def wait_over(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.over, seconds)
+
+    def claim(self, server: _Server, may_work: Callable[[], bool]) -> _Claim | None:
+        """The next prompt for `server`, waited for as long as another server may give one back; None to stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.over or not may_work() or bool(self._waiting))
+            if self.over or not may_work():
+                return None
+            claim = _Claim(self._waiting.pop(), server)
+            self._claims[claim.index] = claim
+            return claim
+
+    def deliver(self, claim: _Claim, group: list[Completion]) -> None:
+        """Take an answer, unless the claim was given back in the meantime."""
+        with self._changed:
+            if self._claims.get(claim.index) is claim:
+                del self._claims[claim.index]
+                self.results[claim.index] = group
+                self._changed.notify_all()
+
+    def give_back(self, server: _Server, reason: str) -> None:
+        """Let others have every prompt that `server` has not answered, unless a prompt is what kills servers."""
+        with self._changed:
+            for claim in [claim for claim in self._claims.values() if claim.server is server]:
+                del self._claims[claim.index]
+                self._waiting.append(claim.index)
+                self._given_back[claim.index] += 1
+                if self._given_back[claim.index] == MOST_ATTEMPTS:
+                    self.fail(EngineError(f"prompt {claim.index} failed {MOST_ATTEMPTS} times, at last: {reason}"))
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()
+
+    def collect(self) -> list[list[Completion]]:
+        if self.failure is not None:
+            raise self.failure
+        return [self.results[index] for index in range(len(self.prompts))]
+
+
+# --- Helpers -----------------------------------------------------------------------------------------------------
+
+
+def require_wanted(server: _Server, wanted: Callable[[], bool]) -> None:
+    """Leave a server that came back out once the call has ended for which it was taken in."""
+    if not wanted():
+        raise EndpointError(f"{server.url} came back too late; it is taken in at the next load")
+
+
+def is_healthy(url: str) -> bool:
+    """Whether the server answers its health check in time."""
+    try:
+        get_json(f"{url}/health", seconds=HEALTH_SECONDS)
+    except EndpointError:
+        return False
+    return True
+
+
+def run_side_by_side(actions: Sequence[Callable[[], None]]) -> list[Exception | None]:
+    """Run every action in a thread of its own to its end; each one's error, or None."""
+    failures: list[Exception | None] = [None] * len(actions)
+
+    def run(index: int) -> None:
+        try:
+            actions[index]()
+        except Exception as error:  # handed to the caller
+            failures[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
+
+def save_for_servers(policy: Policy, folder: Path, *, untied: bool = False) -> None:
+    """Write the policy aside, then under its name, so that no server reads half of it.
+
+    Tied embeddings are written as a head of their own as well. `untied` also says so in the config: on a CPU, vLLM
+    keeps a packed copy of the head, which a reload of tied embeddings would leave stale.
+    """
+    aside = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    policy.model.save_pretrained(aside, max_shard_size="1TB")
+    policy.tokenizer.save_pretrained(aside)
+    if policy.model.config.tie_word_embeddings:
+        head = policy.model.get_output_embeddings().weight.detach().cpu().contiguous()
+        save_file({"lm_head.weight": head}, aside / "output_head.safetensors", metadata={"format": "pt"})
+        if untied:
+            config = copy.deepcopy(policy.model.config)
+            config.tie_word_embeddings = False
+            config.save_pretrained(aside)
+    aside.rename(folder)
+
+
+def server_command(
+    folder: Path, device: str, port: int, dtype: str, settings: ServerSettings
+) -> tuple[list[str], dict[str, str]]:
+    """The arguments after `python -m` and the environment of a server of our own, on loopback."""
+    arguments = [
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(folder),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    arguments += ["--dtype", dtype, "--logprobs-mode", "processed_logprobs", "--enable-prefix-caching"]
+    arguments += ["--generation-config", "vllm", "--seed", "0", "--enable-scale-out"]
+    if settings.max_model_len is not None:
+        arguments += ["--max-model-len", str(settings.max_model_len)]
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    if device == "cpu":
+        arguments += ["--enforce-eager", "--block-size", "32"]
+        return arguments, {"VLLM_CPU_KVCACHE_SPACE": "1", **environment}
+    arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+    arguments += ["--enforce-eager"] if settings.eager else []
+    return arguments, {"CUDA_VISIBLE_DEVICES": device.removeprefix("cuda:"), **environment}
