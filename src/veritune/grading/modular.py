@@ -133,7 +133,9 @@ def _inverse(value: int, prime: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _hashed(name: str, prime: int) -> int:
-    return int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest(), "big") % (prime - 2) + 1
+    return (
+        int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest(), "big") % (prime - 2) + 1
+    )
 
 
 def _tower(node: Node, field_index: int, level: int) -> int:

@@ -52,6 +52,8 @@ def is_hedged(tokens: Sequence[Token], value_start: int) -> bool:
                 continue
             if lowered == "times" and (index + 1 == len(tokens) or tokens[index + 1].text in ("a", "per", "each")):
                 continue
+            if lowered == "over" and index and tokens[index - 1].text.lower() == "left":
+                continue
             if lowered in SUBJECT_NOUNS and index < value_start - 1:
                 continue
             if _counts_something(tokens, index):

@@ -121,20 +121,20 @@ MONTHS = {
 }
 
 COPULAS = words(
-    "is are was were be equals equal = : has have had gives get gets got obtain obtained find found conclude costs "
-    "cost "
-    "totals makes made make sold sells sell earns earned earn needs needed need spends spent spend pays paid pay "
-    "bought "
-    "buys buy ate eats eat ran runs drove drives saved saves save collected collects took takes take receives received "
-    "read reads reached wrote weighs weighed measures travels traveled walked walks uses used "
-    "leaves left "
-    "remain remains becomes became total"
+    "is are was were be equals equal = : has have had gives get gets got obtain obtained find found conclude "
+    "costs cost totals makes made make sold sells sell earns earned earn needs needed need spends spent spend "
+    "pays paid pay bought buys buy ate eats eat ran runs drove drives saved saves save collected collects took "
+    "takes take receives received read reads reached wrote weighs weighed measures travels traveled walked walks "
+    "uses used leaves left remain remains becomes became total scored scores hiked biked swam delivered delivers "
+    "produced produces picked picks planted plants baked bakes cooked washed watched won wins gave gathered "
+    "caught catches finished completed donated counted owns owned holds held grew worked works charges charged "
+    "owes owed lasts lasted requires required kept keeps brought carried carries invested"
 )
 """Words right after which a sentence states its value."""
 
 FILLERS = words(
     "exactly just simply clearly thus therefore so hence then equal to a an the total of only now also given by value "
-    "precisely number him her them me us you he she it they"
+    "precisely number him her them me us you he she it they each"
 )
 """Words between the copula and the value, or around a value, that change nothing."""
 
@@ -161,7 +161,7 @@ PHRASES = {
 
 SUBJECT_NOUNS = words(
     "minimum maximum remainder divisor difference product quotient range factor multiple limit root power exponent "
-    "first initial between"
+    "first initial between third fourth fifth"
 )
 """Blockers that only name what a sentence is about where they stand before `is`: `The remainder is 3`."""
 
