@@ -79,15 +79,27 @@ def test_legend_columns() -> None:
     assert legend_columns(["x" * 40, "y"]) == 1
 
 
+def strokes(png: bytes, colour: str) -> int:
+    """Pixels of a picture in a line's colour."""
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+    wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return int((np.abs(pixels - wanted).max(axis=-1) <= 4).sum())
+
+
 def test_pictures_are_small_and_keep_every_colour() -> None:
     rng = np.random.default_rng(0)
     lines = [line(f"setting number {i}", tuple(rng.uniform(0.2, 0.8, 200)), spread=0.05) for i in range(6)]
     png = render(panel(*lines))
     assert len(png) < 60_000
-    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
-    for colour in COLOURS[:6]:
-        wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-        assert (np.abs(pixels - wanted).max(axis=-1) <= 4).sum() > 50, colour
+    assert all(strokes(png, colour) > 50 for colour in COLOURS[:6])
+
+
+def test_a_line_beneath_another_keeps_its_colour_in_the_legend() -> None:
+    rng = np.random.default_rng(0)
+    flat = [line(label, (0.0,) * 80, spread=0.0) for label in ("above", "beneath")]
+    noisy = tuple(rng.uniform(0.0, 0.1, 80))
+    png = render(panel(*flat, Line("noisy", flat[0].x, noisy, tuple(y / 2 for y in noisy), (0.1,) * 80, 80)))
+    assert strokes(png, COLOURS[1]) > 50
 
 
 def test_vertical_range() -> None:

@@ -128,6 +128,7 @@ def draw(axes: Axes, panel: Panel) -> list[Line2D]:
             ha="right",
             fontsize=7.5,
             color="#6b7177",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
         )
     _axes_style(axes, panel)
     return handles
