@@ -362,6 +362,22 @@ def test_progress_is_told_line_by_line(tmp_path: Path) -> None:
     assert lines[1].startswith("r1-i0-s0: refused: Minimum squared distance 2 < maximum squared norm 9")
 
 
+def test_a_problem_to_minimize(tmp_path: Path) -> None:
+    rulers = [
+        "points = [0, 1, 4, 9]\n",
+        "points = [0, 1, 5, 12]\n",
+        "points = [0, 1, 2, 3]\n",
+        "points = [6, 4, 1, 0]\n",
+    ]
+    with ScriptedEndpoint([answers(fenced(ruler)) for ruler in rulers]) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", problem="golomb_ruler", dimension=4, rounds=9))
+        assert len(endpoint.requests) == 4
+        assert rulers[0] in endpoint.requests[2]["messages"][1]["content"]  # 9 is still the best: 12 is longer
+    assert of_type(folder, "stop")[0]["reason"] == "score 6 reached"
+    assert json.loads((folder / "best_points.json").read_text()) == [6, 4, 1, 0]
+    assert replay_conversation(folder / "conversation_log.json") == (rulers[3], 6)
+
+
 def test_refusals(tmp_path: Path, monkeypatch) -> None:
     with ScriptedEndpoint([answers(fenced(AXES))]) as endpoint:
         folder = discover(config(endpoint, tmp_path / "run"))

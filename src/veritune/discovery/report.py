@@ -154,7 +154,7 @@ def _failures(played: Sequence[Attempt]) -> list[str]:
     sections = [f"{failed} of {len(played)} attempts."] if failed else []
     for found in sorted(kinds.values(), key=len, reverse=True)[:_QUOTED_FAILURES]:
         first_id, said = found[0]
-        sections.append(f"### {len(found)} times, first `{first_id}`\n\n{_quoted(said, from_end=True)}")
+        sections.append(f"### `{first_id}` ({len(found)} of {failed} failures)\n\n{_quoted(said, from_end=True)}")
     return sections
 
 
