@@ -42,3 +42,8 @@ def negate(node: Node) -> Node:
 def letter(name: str) -> Node:
     """`e` and `i` are the constants, every other name a variable."""
     return constant(name) if name in ("e", "i") else variable(name)
+
+
+def is_plain_integer(node: Node) -> bool:
+    """Whether a tree is an integer as written."""
+    return node.kind == "number" and isinstance(node.value, int)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from veritune.grading.cursor import Cursor
 from veritune.grading.limits import UnreadableError
 from veritune.grading.literals import read_number, repeating, spread_letters
-from veritune.grading.nodes import Node, constant, letter, negate, number
+from veritune.grading.nodes import Node, constant, is_plain_integer, letter, negate, number
 from veritune.grading.tokens import Token
 from veritune.grading.vocabulary import (
     CONSTANT_WORDS,
@@ -497,7 +497,3 @@ _NOT_FACTORS = words(
     "pm mp cup cap setminus in end } rangle rfloor rceil \\ circ approx to rightarrow Rightarrow implies iff "
     "equiv pmod bmod mod & , ; quad notin subset land lor and or"
 )
-
-
-def is_plain_integer(node: Node) -> bool:
-    return node.kind == "number" and isinstance(node.value, int)

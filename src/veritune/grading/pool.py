@@ -26,7 +26,8 @@ from veritune.errors import ConfigError
 from veritune.grading.worker import load_grader
 from veritune.types import Score
 
-_SLOW_SECONDS = 0.05
+_POLL_SECONDS = 0.05
+_SLOW_SECONDS = 0.15
 """A worker that needs longer than this for its answer is taken to be stuck, and another is started beside it."""
 _CHUNK = 16
 """Answers handed to a worker at a time: a process switch each would cost more than the grading."""
@@ -155,7 +156,7 @@ class GradingPool:
                 selector.register(_output(worker), selectors.EVENT_READ, worker)
             while waiting or any(worker.jobs for worker in self._workers):
                 self._hand_out(pairs, waiting, selector)
-                for key, _ in selector.select(timeout=_SLOW_SECONDS):
+                for key, _ in selector.select(timeout=_POLL_SECONDS):
                     self._receive(key.data, scores, waiting, attempts, selector)
                 self._watch(scores, waiting, selector)
 
@@ -165,7 +166,7 @@ class GradingPool:
         """Give the idle workers their share of the waiting answers; start workers in the place of slow ones."""
         idle = [worker for worker in self._workers if not worker.jobs and not worker.retired]
         slow = sum(worker.retired for worker in self._workers)
-        wanted = min(self._workers_wanted + 4 * slow, self._max_workers, len(self._workers) + len(waiting))
+        wanted = min(self._workers_wanted + 6 * slow, self._max_workers, len(self._workers) + len(waiting))
         while len(self._workers) < wanted and len(idle) < len(waiting):
             worker = self._start()
             idle.append(worker)

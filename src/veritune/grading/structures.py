@@ -8,7 +8,7 @@ from typing import TypeVar
 from veritune.grading.exact import InexactError, TooLargeError, exact_value
 from veritune.grading.expressions import equal_expressions, variable_names
 from veritune.grading.intervals import equal_regions, region
-from veritune.grading.nodes import Node, constant, number
+from veritune.grading.nodes import Node, constant, is_plain_integer, number
 
 _SCALARS = frozenset(
     [
@@ -243,7 +243,7 @@ def has_unevaluated_operation(node: Node) -> bool:
         return False
     plain = [is_plain_number(child) for child in node.children]
     if node.kind == "pow":
-        return all(plain) and node.children[0] != number(10) and is_whole(node.children[1])
+        return all(plain) and node.children[0] != number(10) and is_plain_integer(node.children[1])
     if node.kind in ("mul", "juxtapose"):
         last = node.children[-1]
         scientific = len(plain) == 2 and plain[0] and last.kind == "pow" and last.children[0] == number(10)
@@ -254,11 +254,6 @@ def has_unevaluated_operation(node: Node) -> bool:
     ):
         return True
     return any(has_unevaluated_operation(child) for child in node.children)
-
-
-def is_whole(node: Node) -> bool:
-    """Whether the tree is an integer as written."""
-    return node.kind == "number" and isinstance(node.value, int)
 
 
 def _is_plain_operand(node: Node) -> bool:
