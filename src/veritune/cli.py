@@ -147,7 +147,8 @@ def _flag_type(kind: Any, is_argument: bool) -> Any:
     kind = _without_none(kind)
     if is_argument:
         return list[Path] if typing.get_origin(kind) is tuple else kind
-    return kind | None if kind in (bool, int, float, Path) else str | None
+    # Numbers are read here and not by the option parser, whose errors do not say what was given.
+    return kind | None if kind in (bool, Path) else str | None
 
 
 def _flag_names(name: str, kind: Any) -> list[str]:

@@ -25,7 +25,7 @@ from veritune.report import write_report
 from veritune.runs import Checkpoint, RunFolder
 from veritune.tasks import load_task, time_limited
 from veritune.trackers import tracking
-from veritune.training import Session
+from veritune.training import Session, examples_of
 
 RECIPES = {
     "eval": ("veritune.recipes.eval", "EvalConfig"),
@@ -91,27 +91,28 @@ def _follow(
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     task = load_task(config)
+    examples_of(task, "validation")  # a file that cannot be read is refused before a folder is made for the run
     name = str(checkpoint.folder) if checkpoint else config.policy
     policy = load_policy(name, device=device, dtype=dtype, chat=config.chat)
-    if resuming:
-        run = RunFolder.open(path)
-        run.lock()
-        run.forget_after(checkpoint.step if checkpoint else -1)
-    else:
-        run = RunFolder.create(path, to_toml(config), describe_environment(recipe))
-    engine = create_engine(config, policy)
-    module = importlib.import_module(RECIPES[recipe][0])
-    try:
-        with display(run, config) as show, tracking(config, path) as track, time_limited(task) as limited:
+    with contextlib.ExitStack() as stack:
+        engine = create_engine(config, policy)
+        stack.callback(engine.close)
+        if resuming:
+            run = RunFolder.open(path)
+            run.lock()
+            run.forget_after(checkpoint.step if checkpoint else -1)
+        else:
+            run = RunFolder.create(path, to_toml(config), describe_environment(recipe))
+        stack.callback(run.unlock)
+        listeners = [stack.enter_context(display(run, config)), stack.enter_context(tracking(config, path))]
+        limited = stack.enter_context(time_limited(task))
 
-            def listen(row: Row) -> None:
-                show(row)
-                track(row)
+        def listen(row: Row) -> None:
+            for listener in listeners:
+                listener(row)
 
-            module.run(Session(config, policy, limited, engine, run, checkpoint, listen))
-    finally:
-        engine.close()
-        run.unlock()
+        module = importlib.import_module(RECIPES[recipe][0])
+        module.run(Session(config, policy, limited, engine, run, checkpoint, listen))
     write_report([path], path)
     return path
 
