@@ -293,7 +293,7 @@ def test_kill_nine_and_resume(tmp_path: Path) -> None:
                 f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), model='scripted', rounds=9, "
                 f"program_seconds=20.0, base_url={endpoint.base_url!r}, resume={resume}))"
             )
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
             process = subprocess.Popen([sys.executable, "-c", code], env=environment)
             deadline = time.monotonic() + 60
             while endpoint.served < seen and time.monotonic() < deadline:
@@ -319,7 +319,7 @@ def test_control_c_saves(tmp_path: Path) -> None:
             f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), model='scripted', "
             f"base_url={endpoint.base_url!r}))"
         )
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
         process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 60
         while len(endpoint.requests) < 2 and time.monotonic() < deadline:
