@@ -119,8 +119,8 @@ def test_a_long_or_hostile_response_is_shown_by_its_end_without_control_characte
 @pytest.mark.parametrize(
     "responses, settings, told, correct",
     [
-        ([r"\boxed{42}", r"so \boxed{42}", "</think> <answer>42</answer>"], [], "question_only (the format that", 2),
-        ([r"</think> <answer>\boxed{42}</answer>", r"\boxed{42}"], [], "r1_zero (the format that", 1),
+        ([r"\boxed{42}", r"so \boxed{42}", "</think> <answer>42</answer>"], [], "question_only (chosen by", 2),
+        ([r"</think> <answer>\boxed{42}</answer>", r"\boxed{42}"], [], "r1_zero (chosen by", 1),
         ([r"</think> <answer>\boxed{42}</answer>"], ["--reward", "question_only"], "question_only;", 1),
         (["</think>\n<answer>42</answer>"], ["--reward", "r1_zero"], "r1_zero;", 1),
         (["</think>\n<answer>42</answer>"], ["--reward", "r1_zero_strict"], "r1_zero_strict;", 0),

@@ -150,7 +150,7 @@ def _reader(config: GradeConfig) -> Callable[[Mapping[str, Any], Place], Answer]
 
 
 def _worn_format(answers: Sequence[Answer]) -> Reward:
-    """The format that most responses wear; one with an <answer> tag wears that, whatever it boxes inside."""
+    """The format that most responses wear; a response with an <answer> tag wears that, whatever it boxes inside."""
     tagged = sum("<answer>" in answer.response for answer in answers)
     boxed = sum("\\boxed" in answer.response and "<answer>" not in answer.response for answer in answers)
     return "question_only" if boxed > tagged else "r1_zero"
@@ -159,7 +159,7 @@ def _worn_format(answers: Sequence[Answer]) -> Reward:
 def _told_reward(config: GradeConfig, name: str) -> str:
     if config.task == "countdown":
         return "reward: countdown (each number at most once)"
-    return f"reward: {name}" + ("" if config.reward else " (the format that most responses wear)")
+    return f"reward: {name}" + ("" if config.reward else " (chosen by the form of most responses)")
 
 
 def _pool(config: GradeConfig, name: str) -> GradingPool:
