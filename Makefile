@@ -12,7 +12,7 @@ demo: $(READY)
 # The demonstration with three seeds; finished runs are kept, and the table is printed from the run folders.
 demo-seeds: $(READY)
 	for seed in 0 1 2; do \
-	    test -d runs/demo-seed$$seed/checkpoints/step-000100 || { rm -rf runs/demo-seed$$seed; \
+	    test -d runs/demo-seed$$seed/checkpoints/step-000060 || { rm -rf runs/demo-seed$$seed; \
 	    $(BIN)/veritune demo --seed $$seed --run runs/demo-seed$$seed || exit; }; \
 	done
 	$(BIN)/veritune report runs/demo-seed0 runs/demo-seed1 runs/demo-seed2 --output runs/demo-seeds

@@ -122,7 +122,7 @@ class CommonConfig(EngineConfig):
     """Sampling temperature; 0 is greedy and cannot be trained on."""
     top_p: float = 1.0
     """Nucleus of the sampling distribution; training needs 1."""
-    max_tokens: int = 256
+    max_tokens: int = 320
     """Most tokens of a response."""
     min_tokens: int = 0
     """Tokens that come before one may end the response."""

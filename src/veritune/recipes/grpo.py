@@ -54,7 +54,7 @@ from veritune.types import Example, Rollout
 class GRPOConfig(TrainingConfig):
     """Settings of `veritune grpo`; the defaults train the embedded policy on two CPU cores."""
 
-    steps: int = 100
+    steps: int = 60
     """Rollout batches to sample and train on."""
     learning_rate: float = 3e-4
     """Peak learning rate of AdamW."""
