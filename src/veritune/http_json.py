@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
@@ -44,7 +44,7 @@ def post_json(url: str, payload: dict[str, Any], *, seconds: float) -> Any:
     return _as_json(url, _read(_post_request(url, payload), url, seconds))
 
 
-def post_events(url: str, payload: dict[str, Any], *, seconds: float, api_key: str) -> Iterator[Any]:
+def post_events(url: str, payload: dict[str, Any], *, seconds: float, api_key: str) -> Generator[Any, None, None]:
     """POST `payload` and yield each server-sent event's JSON up to "[DONE]"; closing the iterator hangs up.
 
     `seconds` bound the whole exchange.

@@ -68,6 +68,6 @@ def as_completion(
     return Completion(tuple(prompt), tuple(ids), text, tuple(logprobs), reason, version)
 
 
-def first_end(text: str, stop: Sequence[str]) -> int:
-    """Where the first stop string to be completed in `text` ends; the text's length without one."""
-    return min((text.find(string) + len(string) for string in stop if string in text), default=len(text))
+def first_end(text: str, stop: Sequence[str]) -> int | None:
+    """Where the first stop string to be completed in `text` ends; None without one."""
+    return min((text.find(string) + len(string) for string in stop if string in text), default=None)

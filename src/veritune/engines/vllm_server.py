@@ -16,13 +16,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from veritune.canary import SAMPLING, canary_prompt, require_served
 from veritune.errors import EngineError
@@ -32,13 +32,13 @@ from veritune.processes import ServerProcess, free_port
 from veritune.types import Completion, Sampling
 from veritune.vllm_wire import as_completion, require_lengths, sampling_fields
 
-HEALTH_SECONDS = 10.0
+HEALTH_SECONDS = 30.0
 """A server that does not answer its health check for so long, twice in a row, is stalled."""
 PAUSE_SECONDS = 2.0
 """Between two looks at a server."""
 
 MOST_ATTEMPTS = 5
-"""How often a prompt may be under way at a server that is dropped."""
+"""How often a prompt's request may be the one that a server is dropped for."""
 
 OpenTransfer = Callable[[str, torch.nn.Module, int, int], Callable[[], None]]
 """(url, model, free port, the server's GPUs) to a function that sends the model's weights; see engines.vllm."""
@@ -105,7 +105,7 @@ class VLLMServerEngine:
         if not self.settings.start:
             return
         start_folder = self.folder / "start"
-        save_for_servers(self.policy, start_folder, untied="cpu" in self.settings.start)
+        save_for_servers(self.policy, start_folder, untied=self._untied())
         for index, device in enumerate(self.settings.start):
             port = free_port()
             arguments, environment = server_command(start_folder, device, port, self._dtype(), self.settings)
@@ -117,6 +117,9 @@ class VLLMServerEngine:
     def _dtype(self) -> str:
         own = str(next(self.policy.model.parameters()).dtype).removeprefix("torch.")
         return own if self.settings.dtype == "auto" else self.settings.dtype
+
+    def _untied(self) -> bool:
+        return "cpu" in self.settings.start
 
     def _wait_for_servers(self) -> None:
         deadline = time.monotonic() + self.settings.seconds
@@ -157,7 +160,7 @@ class VLLMServerEngine:
         self.model, self.weights_version = model, version
         previous, self.label = self.label, f"{self._identity}-{next(self._loads)}"
         if self.open_transfer is None:
-            save_for_servers(Policy(model, self.policy.tokenizer, self.policy.eos_ids, 0), self.folder / self.label)
+            save_for_servers(replace(self.policy, model=model), self.folder / self.label, untied=self._untied())
         failures = run_side_by_side([partial(self._take_in, server, lambda: True) for server in self.servers])
         if previous:
             shutil.rmtree(self.folder / previous, ignore_errors=True)
@@ -274,7 +277,7 @@ class VLLMServerEngine:
             except EndpointError as error:
                 if error.is_refusal:
                     batch.fail(error)
-                self._drop(server, batch, life, str(error))
+                self._drop(server, batch, life, str(error), claim)
             except (KeyError, TypeError) as error:
                 batch.fail(EngineError(f"{server.url} answers unlike vLLM 0.32 and later: {error!r}"))
             except Exception as error:  # whatever it is, the caller waits for it
@@ -282,12 +285,16 @@ class VLLMServerEngine:
             else:
                 batch.deliver(claim, group)
 
-    def _drop(self, server: _Server, batch: _Batch, life: int, reason: str) -> None:
+    def _drop(self, server: _Server, batch: _Batch, life: int, reason: str, claim: _Claim | None = None) -> None:
+        """Take its prompts from `server`, unless that has been done since it was taken in as this `life`.
+
+        `claim` is the one whose request failed.
+        """
         if server.life == life:
             server.ready = False
             server.error = reason
             server.send = None
-            batch.give_back(server, reason)
+            batch.give_back(server, reason, claim)
 
     def _complete(
         self, server: _Server, prompt: Sequence[int], sampling: Sampling, prompt_index: int
@@ -336,7 +343,7 @@ class _Batch:
         self._changed = threading.Condition(threading.RLock())
         self._waiting = list(reversed(range(len(self.prompts))))
         self._claims: dict[int, _Claim] = {}
-        self._given_back: Counter[int] = Counter()
+        self._failures: Counter[int] = Counter()
 
     @property
     def over(self) -> bool:
@@ -364,14 +371,14 @@ class _Batch:
                 self.results[claim.index] = group
                 self._changed.notify_all()
 
-    def give_back(self, server: _Server, reason: str) -> None:
-        """Let others have every prompt that `server` has not answered, unless a prompt is what kills servers."""
+    def give_back(self, server: _Server, reason: str, failed: _Claim | None) -> None:
+        """Let others have every prompt that `server` has not answered, unless `failed` is what kills servers."""
         with self._changed:
             for claim in [claim for claim in self._claims.values() if claim.server is server]:
                 del self._claims[claim.index]
                 self._waiting.append(claim.index)
-                self._given_back[claim.index] += 1
-                if self._given_back[claim.index] == MOST_ATTEMPTS:
+                self._failures[claim.index] += claim is failed
+                if self._failures[claim.index] == MOST_ATTEMPTS:
                     self.fail(EngineError(f"prompt {claim.index} failed {MOST_ATTEMPTS} times, at last: {reason}"))
             self._changed.notify_all()
 
@@ -425,20 +432,20 @@ def run_side_by_side(actions: Sequence[Callable[[], None]]) -> list[Exception | 
 def save_for_servers(policy: Policy, folder: Path, *, untied: bool = False) -> None:
     """Write the policy aside, then under its name, so that no server reads half of it.
 
-    Tied embeddings are written as a head of their own as well. `untied` also says so in the config: on a CPU, vLLM
-    keeps a packed copy of the head, which a reload of tied embeddings would leave stale.
+    `untied` writes tied embeddings a second time, as a head of their own: on a CPU, vLLM keeps a packed copy of the
+    head, which a reload of tied embeddings would leave stale.
     """
     aside = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     policy.model.save_pretrained(aside, max_shard_size="1TB")
     policy.tokenizer.save_pretrained(aside)
-    if policy.model.config.tie_word_embeddings:
-        head = policy.model.get_output_embeddings().weight.detach().cpu().contiguous()
-        save_file({"lm_head.weight": head}, aside / "output_head.safetensors", metadata={"format": "pt"})
-        if untied:
-            config = copy.deepcopy(policy.model.config)
-            config.tie_word_embeddings = False
-            config.save_pretrained(aside)
+    if untied:
+        weights = load_file(aside / "model.safetensors")
+        weights["lm_head.weight"] = policy.model.get_output_embeddings().weight.detach().cpu().clone()
+        save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
+        config = copy.deepcopy(policy.model.config)
+        config.tie_word_embeddings = False
+        config.save_pretrained(aside)
     aside.rename(folder)
 
 
