@@ -51,7 +51,13 @@ COMMANDS = {
     "grpo": Command("Train with GRPO or one of its variants.", "recipes.grpo:GRPOConfig", "commands:grpo"),
     "grade": Command("Grade a file of answers, and say why.", "grade:GradeConfig", "grade:grade"),
     "resume": Command("Continue a run that was stopped or killed.", "commands:ResumeConfig", "commands:resume_run"),
-    "report": Command("Write report.html and figures of runs.", "commands:ReportConfig", "commands:report"),
+    "report": Command("Write report.html and figures of runs.", "report.command:ReportConfig", "report.command:report"),
+    "discover": Command(
+        "Search for mathematical constructions with a model.",
+        "discovery.config:DiscoverConfig",
+        "discovery.command:run_discovery",
+    ),
+    "verify": Command("Judge one construction exactly.", "discovery.command:VerifyConfig", "discovery.command:verify"),
     "pretrain-embedded": Command(
         "Make the embedded policy from nothing.", "recipes.pretrain:PretrainConfig", "recipes.pretrain:pretrain"
     ),
@@ -118,7 +124,8 @@ def _parameters(config_class: type) -> list[inspect.Parameter]:
     for field in dataclasses.fields(config_class):
         kind, text = kinds[field.name], documentation[field.name]
         if field.metadata.get("argument"):
-            default: Any = typer.Argument(..., help=text, metavar=field.name.upper())
+            required = field.default is dataclasses.MISSING
+            default: Any = typer.Argument(... if required else field.default, help=text, metavar=field.name.upper())
         else:
             default = typer.Option(
                 None,
@@ -176,7 +183,7 @@ def _shown_default(field: dataclasses.Field) -> str:
         return "on" if field.default else "off"
     if isinstance(field.default, tuple):
         return ",".join(map(str, field.default)) or "none"
-    return "unset" if field.default is None else str(field.default)
+    return "unset" if field.default in (None, "") else str(field.default)
 
 
 def _resolve(name: str, config_class: type, file: Path | None, flags: Mapping[str, Any]) -> Any:

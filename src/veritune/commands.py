@@ -1,4 +1,4 @@
-"""What the commands do that start, continue and show runs."""
+"""What the commands do that start and continue runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from veritune.recipes.eval import EvalConfig
 from veritune.recipes.expert_iteration import ExpertIterationConfig
 from veritune.recipes.grpo import GRPOConfig
 from veritune.recipes.sft import SFTConfig
-from veritune.report import write_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +21,6 @@ class ResumeConfig:
 
     run: Path = field(metadata={"argument": True})
     """The run folder to continue."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """Settings of `veritune report`."""
-
-    runs: tuple[Path, ...] = field(metadata={"argument": True})
-    """The run folders to report on."""
-    output: Path | None = None
-    """Where report.html and figures/ go; default: the first run folder."""
 
 
 def grpo(config: GRPOConfig) -> None:
@@ -63,8 +52,3 @@ def best_of_n(config: BestOfNConfig) -> None:
 def resume_run(config: ResumeConfig) -> None:
     """`veritune resume`."""
     print_outcome(resume(config.run, live_display))
-
-
-def report(config: ReportConfig) -> None:
-    """`veritune report`."""
-    print(write_report(config.runs, config.output or config.runs[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ _DEFAULT_ROUNDS = 10
 class DiscoverConfig:
     """One generate-verify-refine run on one problem; the strategies combine freely."""
 
-    problem: str = "kissing"
+    problem: str = field(default="kissing", metadata={"argument": True})
     """The problem's family, with further sizes after a colon where it has them (covering_design:6,5)."""
     dimension: int = 11
     """The problem's size: dimension, side of the grid, marks of the ruler or points of the design."""
