@@ -1,0 +1,206 @@
+"""The endpoint engine against a scripted endpoint: streams, stop strings, refusals, and faults worth another try."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from veritune.engines import api, create_engine
+from veritune.engines.api import APIEngine
+from veritune.errors import ConfigError, EngineError
+from veritune.recipes.eval import EvalConfig
+from veritune.recipes.grpo import GRPOConfig
+from veritune.types import Sampling
+
+
+class Endpoint:
+    """Answers every request by `script(payload, attempt)`: a list of events, or (status, headers, body)."""
+
+    def __init__(self, script):
+        self.script, self.requests, self.keys, self.broken = script, [], [], 0
+        self.lock = threading.Lock()
+        handler = type("Handler", (_Handler,), {"endpoint": self})
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    endpoint: Endpoint
+
+    def do_POST(self):
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.endpoint.lock:
+            attempt = sum(earlier == payload for earlier in self.endpoint.requests)
+            self.endpoint.requests.append(payload)
+            self.endpoint.keys.append(self.headers["Authorization"])
+        assert self.path == "/v1/completions"
+        answer = self.endpoint.script(payload, attempt)
+        if isinstance(answer, tuple):
+            status, headers, body = answer
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body.encode())
+            return
+        self.send_response(200)
+        self.end_headers()
+        try:
+            for event in answer:
+                self.wfile.write(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
+                self.wfile.flush()
+        except OSError:
+            self.endpoint.broken += 1
+
+    def log_message(self, *_):
+        pass
+
+
+def piece(text, finish_reason=None, logprobs=None):
+    return {"choices": [{"text": text, "finish_reason": finish_reason, "logprobs": logprobs}]}
+
+
+@pytest.fixture
+def serve(random_policy, monkeypatch):
+    monkeypatch.setattr(api, "FIRST_WAIT_SECONDS", 0.01)
+    endpoints = []
+
+    def start(script, **options):
+        endpoints.append(Endpoint(script))
+        options = {"seconds": 5.0, "retries": 3, **options}
+        return endpoints[-1], APIEngine(random_policy.tokenizer, endpoints[-1].url, "some-model", **options)
+
+    yield start
+    for endpoint in endpoints:
+        endpoint.http.shutdown()
+        endpoint.http.server_close()
+
+
+def test_text_goes_out_and_streamed_text_comes_back_in_place(serve, random_policy):
+    def script(payload, attempt):
+        numbers = {"token_logprobs": [None, -0.5]}
+        return [piece("so: "), piece(payload["prompt"], logprobs=numbers), piece("", "stop"), "[DONE]"]
+
+    endpoint, engine = serve(script, api_key="secret")
+    prompts = [random_policy.encode(text) for text in ("Use 9, 5 to", "18-5=13")]
+    groups = engine.generate(prompts, Sampling(n=3, temperature=0.6, top_p=0.9, max_tokens=7, seed=1))
+    assert [[c.text for c in group] for group in groups] == [["so: Use 9, 5 to"] * 3, ["so: 18-5=13"] * 3]
+    assert groups[0][0].prompt_ids == tuple(prompts[0]) and groups[0][0].logprobs == (-0.5,)
+    assert groups[0][0].ids == tuple(random_policy.encode("so: Use 9, 5 to"))
+    assert {c.finish_reason for group in groups for c in group} == {"eos"}
+    assert set(endpoint.keys) == {"Bearer secret"}
+    sent = endpoint.requests[0]
+    assert (sent["model"], sent["temperature"], sent["top_p"], sent["max_tokens"]) == ("some-model", 0.6, 0.9, 7)
+    seeds = [request["seed"] for request in endpoint.requests]
+    assert len(set(seeds)) == 6 and all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_a_stop_string_is_found_across_pieces_and_hung_up_on(serve):
+    def script(payload, attempt):
+        yield from (piece("<answer> 5 </ans"), piece("wer> and"))
+        for _ in range(100_000):
+            yield piece(" on and on")
+
+    endpoint, engine = serve(script)
+    ((completion,),) = engine.generate([[20]], Sampling(max_tokens=7, stop=("never", "</answer>")))
+    assert (completion.text, completion.finish_reason) == ("<answer> 5 </answer>", "stop")
+    deadline = time.monotonic() + 10
+    while not endpoint.broken and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert endpoint.broken == 1
+
+
+def test_an_end_without_the_stop_string_stays_without_it(serve):
+    _, engine = serve(lambda payload, attempt: [piece("<answer> 5", "stop"), "[DONE]"])
+    ((completion,),) = engine.generate([[20]], Sampling(max_tokens=7, stop=("</answer>",)))
+    assert (completion.text, completion.finish_reason) == ("<answer> 5", "eos")
+    _, engine = serve(lambda payload, attempt: [piece("<answer> 5", "length"), "[DONE]"])
+    ((completion,),) = engine.generate([[20]], Sampling(max_tokens=7))
+    assert completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (500, {}, "boom"),
+        (429, {"Retry-After": "0"}, "slow down"),
+        [piece("half a resp")],
+        [piece("half"), {"error": {"message": "engine died"}}],
+        ["{not json"],
+        [{"choices": [{"delta": {}}]}],
+        [{"object": "error"}],
+    ],
+)
+def test_a_fault_is_tried_again(serve, fault):
+    whole = [piece("fine", "stop"), "[DONE]"]
+    endpoint, engine = serve(lambda payload, attempt: fault if attempt < 2 else whole)
+    ((completion,),) = engine.generate([[20]], Sampling(max_tokens=7))
+    assert completion.text == "fine" and len(endpoint.requests) == 3
+
+
+def test_faults_without_end_and_refusals_are_errors_that_say_why(serve):
+    endpoint, engine = serve(lambda payload, attempt: (503, {}, "loading the model"), api_key="secret")
+    with pytest.raises(EngineError, match=r"no completion after 4 attempts: .*503: loading the model") as caught:
+        engine.generate([[20]], Sampling(max_tokens=7))
+    assert len(endpoint.requests) == 4 and "secret" not in str(caught.value)
+    endpoint, engine = serve(lambda payload, attempt: (401, {}, "bad key"))
+    with pytest.raises(EngineError, match=r"after 1 attempts: .*401: bad key"):
+        engine.generate([[20]] * 50, Sampling(max_tokens=7))
+
+
+def test_silence_is_given_up_after_the_given_seconds(serve):
+    release = threading.Event()
+    _, engine = serve(
+        lambda payload, attempt: [piece("late", "stop")] if release.wait(10) else [], seconds=0.2, retries=0
+    )
+    with pytest.raises(EngineError, match="no completion after 1 attempts"):
+        engine.generate([[20]], Sampling(max_tokens=7))
+    release.set()
+
+
+def test_what_an_endpoint_cannot_do_is_refused_by_name(serve, random_policy):
+    _, engine = serve(lambda payload, attempt: [])
+    with pytest.raises(EngineError, match="serves its own weights"):
+        engine.load_weights(random_policy.model, 1)
+    with pytest.raises(EngineError, match="min_tokens is 3"):
+        engine.generate([[20]], Sampling(max_tokens=7, min_tokens=3))
+    assert engine.generate([], Sampling()) == []
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate([[20]], Sampling())
+
+
+def test_the_key_comes_from_the_named_variable_and_nowhere_else(serve, random_policy, monkeypatch):
+    endpoint, _ = serve(lambda payload, attempt: [piece("x", "stop"), "[DONE]"])
+    monkeypatch.setenv("MY_KEY", "abc")
+    config = EvalConfig(engine="api", engine_url=(endpoint.url + "/v1/",), engine_model="m", api_key_env="MY_KEY")
+    create_engine(config, random_policy).generate([[20]], Sampling(max_tokens=3))
+    assert endpoint.keys == ["Bearer abc"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "api"}, "engine_url and the engine_model"),
+        ({"engine": "api", "engine_url": ("http://a", "http://b"), "engine_model": "m"}, "one engine_url"),
+        ({"engine": "vllm-server"}, "engine_url, or start some by engine_start"),
+        ({"engine_url": ("localhost:8000",)}, "engine_url"),
+        ({"engine_start": ("gpu",)}, "engine_start"),
+        ({"engine_seconds": 0.0}, "engine_seconds"),
+        ({"max_model_len": 10}, "max_model_len"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+    ],
+)
+def test_impossible_engine_settings_are_refused_by_name(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        EvalConfig(**settings)
+
+
+def test_training_on_an_endpoint_is_refused():
+    with pytest.raises(ConfigError, match="engine is 'api'; it must be another while training"):
+        GRPOConfig(engine="api", engine_url=("http://a",), engine_model="m")
