@@ -160,6 +160,16 @@ def test_no_end_before_min_tokens_and_none_after_max_tokens(engine, prompts_ids)
         assert (completion.finish_reason == "eos") == (completion.ids[-1] < 200)
 
 
+def test_more_prompt_tokens_than_one_pass_holds(engine, random_policy):
+    prompts = [[5 + (place * (7 + row)) % 250 for place in range(900)] for row in range(6)]
+    for prompt, group in zip(prompts, engine.generate(prompts, Sampling(max_tokens=3, n=2)), strict=True):
+        for completion in group:
+            with torch.no_grad():
+                logits = random_policy.model(input_ids=torch.tensor([[*prompt, *completion.ids]])).logits[0, 899:-1]
+            scored = logits.log_softmax(-1).gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
+            torch.testing.assert_close(scored, torch.tensor(completion.logprobs), rtol=0, atol=1e-4)
+
+
 def test_a_prompt_that_fills_the_context_is_refused_and_a_response_ends_with_it(engine, random_policy):
     context = random_policy.context_length
     with pytest.raises(EngineError, match=f"prompt 1 has {context} tokens"):

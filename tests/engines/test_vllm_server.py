@@ -240,10 +240,13 @@ def test_a_tied_policy_is_written_with_a_head_of_its_own(random_policy, tmp_path
 
 
 def test_a_server_of_our_own_listens_on_loopback_and_logs_what_was_sampled_from(tmp_path):
-    arguments, environment = server_command(tmp_path, "cuda:1", 8123, "bfloat16", ServerSettings(max_model_len=2048))
+    arguments, environment = server_command(
+        tmp_path, "cuda:1", 8123, "bfloat16", 4096, ServerSettings(max_model_len=2048)
+    )
     line = " ".join(arguments)
     assert "--host 127.0.0.1 --port 8123" in line and "--logprobs-mode processed_logprobs" in line
     assert "--max-model-len 2048" in line and "--dtype bfloat16" in line and "--enforce-eager" not in line
     assert environment["CUDA_VISIBLE_DEVICES"] == "1" and environment["VLLM_SERVER_DEV_MODE"] == "1"
-    arguments, environment = server_command(tmp_path, "cpu", 8123, "float32", ServerSettings())
+    arguments, environment = server_command(tmp_path, "cpu", 8123, "float32", 8192, ServerSettings())
+    assert " ".join(arguments).endswith("--max-num-batched-tokens 8192")
     assert "--enforce-eager" in arguments and "CUDA_VISIBLE_DEVICES" not in environment

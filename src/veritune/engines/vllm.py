@@ -35,6 +35,10 @@ CPU_BLOCK_TOKENS = 32
 """vLLM's own default on a CPU is a block so long that a short prompt is never cached."""
 
 
+CPU_PASS_TOKENS = 4096
+"""Prompt tokens of one pass on a CPU, where a seeded request whose prompt is cut over two passes fails in vLLM."""
+
+
 class VLLMEngine:
     """Serves a copy of `policy`'s weights; a GPU is shared with the trainer by sleeping while it trains.
 
@@ -155,6 +159,9 @@ def start_vllm(model: str, *, dtype: str, device: str, **options: Any) -> LLM:
     if current_platform.is_cpu():
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         options["block_size"] = CPU_BLOCK_TOKENS
+        if options["max_model_len"] is not None:
+            options["enable_chunked_prefill"] = False
+            options["max_num_batched_tokens"] = max(CPU_PASS_TOKENS, options["max_model_len"])
     elif ":" in device and options["tensor_parallel_size"] == 1:
         options["device_ids"] = [int(device.partition(":")[2])]
     # With an engine core in a process of its own, tensors could not be handed over by reference.
@@ -247,6 +254,7 @@ def init_vllm(model_id: str, device: str, seed: int, gpu_memory_utilization: flo
         dtype="float32" if current_platform.is_cpu() else "bfloat16",
         device=device,
         gpu_memory_utilization=gpu_memory_utilization,
+        max_model_len=None,
         tensor_parallel_size=1,
         enforce_eager=False,
     )

@@ -108,7 +108,9 @@ class VLLMServerEngine:
         save_for_servers(self.policy, start_folder, untied=self._untied())
         for index, device in enumerate(self.settings.start):
             port = free_port()
-            arguments, environment = server_command(start_folder, device, port, self._dtype(), self.settings)
+            arguments, environment = server_command(
+                start_folder, device, port, self._dtype(), self.policy.context_length, self.settings
+            )
             if self.open_transfer:
                 arguments += ["--weight-transfer-config", '{"backend": "nccl"}']
             process = ServerProcess(arguments, environment, self.folder / f"server-{index}.log")
@@ -450,7 +452,7 @@ def save_for_servers(policy: Policy, folder: Path, *, untied: bool = False) -> N
 
 
 def server_command(
-    folder: Path, device: str, port: int, dtype: str, settings: ServerSettings
+    folder: Path, device: str, port: int, dtype: str, context_length: int, settings: ServerSettings
 ) -> tuple[list[str], dict[str, str]]:
     """The arguments after `python -m` and the environment of a server of our own, on loopback."""
     arguments = [
@@ -468,7 +470,9 @@ def server_command(
         arguments += ["--max-model-len", str(settings.max_model_len)]
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     if device == "cpu":
-        arguments += ["--enforce-eager", "--block-size", "32"]
+        # A block of 32 caches short prompts; a seeded request whose prompt is cut over two passes fails on a CPU.
+        arguments += ["--enforce-eager", "--block-size", "32", "--no-enable-chunked-prefill"]
+        arguments += ["--max-num-batched-tokens", str(max(4096, settings.max_model_len or context_length))]
         return arguments, {"VLLM_CPU_KVCACHE_SPACE": "1", **environment}
     arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     arguments += ["--enforce-eager"] if settings.eager else []
