@@ -193,6 +193,29 @@ def test_constant_normalization_divides_by_the_constant(random_policy):
     assert metrics["loss"] == pytest.approx(loss_by_hand(policy, rollouts, divisor=50)[0], rel=1e-4)
 
 
+@pytest.mark.parametrize(("trainer_over_engine", "weight"), [(1.5, 1.5), (0.25, 0.25), (10.0, 2.0), (1.0, 1.0)])
+def test_a_tokens_loss_is_weighted_by_what_the_engines_arithmetic_got_wrong(random_policy, trainer_over_engine, weight):
+    """The gradient is linear in the weight, and all tokens have the same one here."""
+    plain, policy = fresh(random_policy), fresh(random_policy)
+    config = dataclasses.replace(SMALL, engine="vllm")
+    assert config.corrects_importance and not SMALL.corrects_importance
+    rollouts = rollouts_with(policy, [1.0, -0.5])
+    exact = score_rollouts(config, policy, rollouts)
+    rollouts = [
+        dataclasses.replace(
+            rollout,
+            completion=dataclasses.replace(
+                rollout.completion, logprobs=tuple((own - math.log(trainer_over_engine)).tolist())
+            ),
+        )
+        for rollout, own in zip(rollouts, exact, strict=True)
+    ]
+    accumulate_gradient(config, policy, rollouts, range(2))
+    accumulate_gradient(dataclasses.replace(config, importance_correction=False), plain, rollouts, range(2))
+    for corrected, uncorrected in zip(policy.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(corrected.grad, uncorrected.grad * weight, rtol=1e-3, atol=1e-5)
+
+
 def test_a_batch_without_any_advantage_still_moves_by_momentum_alone(random_policy):
     policy = fresh(random_policy)
     metrics = accumulate_gradient(SMALL, policy, rollouts_with(policy, [0.0, 0.0]), range(2), None)

@@ -292,8 +292,7 @@ def accumulate_gradient(
     device = next(policy.model.parameters()).device
     response_tokens = sum(len(rollouts[row].completion.ids) for row in batch)
     rows = rows_with_gradient(config, rollouts, batch)
-    loss = clipped = mismatch = 0.0
-    passed = 0
+    loss = clipped = mismatch = passed = 0.0
     for microbatch in rollout_microbatches(config, rollouts, rows, device):
         mask = microbatch.response_mask
         log_probs = score_responses(policy.model, microbatch, config.temperature)  # (B, T)
