@@ -131,9 +131,7 @@ def test_a_tokenizer_without_eos_is_refused(capsys, tmp_path, random_policy):
     save_policy(random_policy, tmp_path / "mute")
     for name in ("tokenizer_config.json", "config.json", "generation_config.json"):
         path = tmp_path / "mute" / name
-        if path.exists():
-            settings = json.loads(path.read_text())
-            settings = {key: value for key, value in settings.items() if "eos" not in key}
-            path.write_text(json.dumps(settings))
-    code, _, error = run(capsys, "grpo", "--policy", tmp_path / "mute", "--run", tmp_path / "run")
+        settings = json.loads(path.read_text())
+        path.write_text(json.dumps({key: None if "eos" in key else value for key, value in settings.items()}))
+    code, _, error = run(capsys, "grpo", "--policy", tmp_path / "mute", "--run", tmp_path / "run", *TINY)
     assert code == 2 and "has no EOS token" in error

@@ -87,7 +87,8 @@ def _follow(
     resuming: bool,
     checkpoint: Checkpoint | None = None,
 ) -> Path:
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     task = load_task(config)

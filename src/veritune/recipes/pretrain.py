@@ -5,7 +5,6 @@ The shipped weights are what `veritune pretrain-embedded` made with its defaults
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from pathlib import Path
 import torch
 
 from veritune.configs import require
+from veritune.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
 from veritune.policies import Policy, new_embedded_policy, save_policy
 from veritune.prompts import fill_prompt, load_prompt
 from veritune.randomness import derive_seed
 from veritune.tasks.countdown import Problem, generate_problems
-from veritune.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
 from veritune.training import Microbatch, clip_and_step, cut_microbatches, make_optimizer, score_responses
 
 CHUNK = 2048
@@ -47,7 +46,7 @@ class PretrainConfig:
     r1_zero: float = 0.12
     """Share of the traces whose prompt wears the r1_zero wording instead of the compact one."""
     threads: int | None = None
-    """CPU threads for torch; default: one for each core."""
+    """CPU threads for torch; default: OMP_NUM_THREADS, or one for each core."""
 
     def __post_init__(self) -> None:
         require(self, "seed", self.seed >= 0, "0 or more")
@@ -60,7 +59,8 @@ class PretrainConfig:
 
 def pretrain(config: PretrainConfig) -> None:
     """Train and write the policy, telling the loss every hundred steps."""
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     problems = generate_problems(config.problems, config.seed, "train")
     generator = random.Random(derive_seed(config.seed, 0, "traces"))
     sample = (pretraining_text(config, problems, CARELESS, generator) for _ in range(2 * CHUNK))
