@@ -17,7 +17,7 @@ from torch import Tensor
 
 from veritune.engines.native import NativeEngine
 from veritune.policies import Policy, encode_prompts, load_policy
-from veritune.primitives import get_response_log_probs, grpo_microbatch_train_step, group_advantages
+from veritune.primitives import get_response_log_probs, group_advantages, grpo_microbatch_train_step
 from veritune.recipes.grpo import GRPOConfig, accumulate_gradient
 from veritune.tasks.countdown import CountdownTask
 from veritune.training import cut_microbatches
