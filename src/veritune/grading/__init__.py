@@ -5,7 +5,14 @@ from veritune.grading.extraction import extract_answer_tag, extract_boxed, parse
 from veritune.grading.judge import is_equivalent
 from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
 from veritune.grading.pool import GradingPool
-from veritune.grading.rewards import question_only_reward_fn, question_only_score, r1_zero_reward_fn, r1_zero_score
+from veritune.grading.rewards import (
+    question_only_reward_fn,
+    question_only_score,
+    r1_zero_reward_fn,
+    r1_zero_score,
+    settle_question_only,
+    settle_r1_zero,
+)
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -21,4 +28,6 @@ __all__ = [
     "question_only_score",
     "r1_zero_reward_fn",
     "r1_zero_score",
+    "settle_question_only",
+    "settle_r1_zero",
 ]

@@ -203,7 +203,8 @@ def _as_equation(reading: Reading, other: Reading) -> Node:
 
 
 def _members(nodes: list[Node]) -> list[Node]:
-    return list(nodes[0].children) if len(nodes) == 1 and nodes[0].kind == "set" else nodes
+    """The members of the sets among `nodes`, and the other nodes themselves."""
+    return [member for node in nodes for member in (node.children if node.kind == "set" else (node,))]
 
 
 def _same_label(answer: Reading, gold: Reading) -> bool:
@@ -222,7 +223,17 @@ def _compare_percent(answer: Reading, gold: Reading, policy: GradingPolicy) -> V
     percent, other = (answer.node, gold.node) if answer.unit == PERCENT else (gold.node, answer.node)
     if not is_plain_number(other) or not is_plain_number(percent):
         return None
-    return Verdict(True, "percent") if equal_trees(Node("percent", (percent,)), other) else None
+    if equal_trees(Node("percent", (percent,)), other):
+        return Verdict(True, "percent")
+    return Verdict(False, "percent") if _is_proportion(other) else None
+
+
+def _is_proportion(node: Node) -> bool:
+    """Whether a bare number is between -1 and 1: `0.5%` is a hundredth of 0.5, while the number 50 counts percent."""
+    try:
+        return 0 < abs(Fraction(exact_value(node))) < 1
+    except ZeroDivisionError:
+        return False
 
 
 def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict:
@@ -279,7 +290,8 @@ def _items(reading: Reading) -> list[Reading] | None:
         return None
     members = reading.node.children[1] if reading.node.kind == "member" else reading.node
     if members.kind == "set":
-        return [Reading("value", node=child, unit=reading.unit) for child in members.children]
+        choices = [choice for child in members.children for choice in sign_choices(child)]
+        return [Reading("value", node=choice, unit=reading.unit) for choice in choices]
     choices = sign_choices(reading.node)
     if len(choices) > 1:
         return [Reading("value", node=choice, unit=reading.unit, label=reading.label) for choice in choices]

@@ -3,7 +3,8 @@
 Grammar, from loose to tight (all chains are n-ary nodes, so that the tree is as deep as the nesting, not the length):
 
     relation  := sets (("=" | "<" | "≤" | …) sets)*
-    sets      := sum (("∪" | "∩" | "∖") sum)*
+    sets      := quotient (("∪" | "∩" | "∖") quotient)*
+    quotient  := sum ("\\over" sum)?
     sum       := sign? product (("+" | "-" | "±" | "∓") product)*
     product   := signed (("*" | "/" | nothing) signed)*
     power     := postfix ("^" exponent)?
@@ -16,36 +17,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from veritune.grading.cursor import Cursor
+from veritune.grading.grammar import (
+    BASES_OF_LOG,
+    CLOSERS,
+    CONSTANT_COMMANDS,
+    DECORATIONS,
+    MATRICES,
+    NOT_FACTORS,
+    RELATIONS,
+    SET_OPERATIONS,
+    TWO_ARGUMENTS,
+)
 from veritune.grading.limits import UnreadableError
 from veritune.grading.literals import read_number, repeating, spread_letters
 from veritune.grading.nodes import Node, constant, is_plain_integer, letter, negate, number
 from veritune.grading.tokens import Token
-from veritune.grading.vocabulary import (
-    CONSTANT_WORDS,
-    FUNCTIONS,
-    GREEK_LETTERS,
-    words,
-)
-
-_RELATIONS = {
-    "=": "=",
-    "==": "=",
-    "<": "<",
-    ">": ">",
-    "<=": "<=",
-    ">=": ">=",
-    "le": "<=",
-    "ge": ">=",
-    "ne": "!=",
-    "!=": "!=",
-}
-_SET_OPERATIONS = {"cup": "union", "cap": "intersection", "setminus": "difference"}
-_CLOSERS = {"(": ")]", "[": ")]", "{": "}", "langle": ("rangle",), "lfloor": ("rfloor",), "lceil": ("rceil",)}
-_MATRICES = words("matrix pmatrix bmatrix Bmatrix array smallmatrix vmatrix")
-_CONSTANT_COMMANDS = {"pi": constant("pi"), "infty": constant("infinity"), "varnothing": Node("set", ())}
-_TWO_ARGUMENTS = {"frac": "div", "binom": "binomial"}
-_DECORATIONS = words("overline vec hat widehat angle triangle")
-_BASES_OF_LOG = {"ln": constant("e"), "lg": number(10)}
+from veritune.grading.vocabulary import CONSTANT_WORDS, FUNCTIONS, GREEK_LETTERS
 
 
 def parse(tokens: Sequence[Token]) -> Node:
@@ -72,26 +59,31 @@ class _Parser(Cursor):
             self.take()
             return Node("member", (first, self.sets()))
         operators, sides = [], [first]
-        while token.kind in ("sign", "command") and token.text in _RELATIONS:
+        while token.kind in ("sign", "command") and token.text in RELATIONS:
             self.take()
-            operators.append(_RELATIONS[token.text])
+            operators.append(RELATIONS[token.text])
             sides.append(self.sets())
             token = self.peek()
         return Node("relation", tuple(sides), tuple(operators)) if operators else first
 
     def sets(self) -> Node:
-        left = self.sum()
+        left = self.quotient()
         while True:
             token = self.peek()
-            if token.kind != "command" or token.text not in _SET_OPERATIONS:
+            if token.kind != "command" or token.text not in SET_OPERATIONS:
                 return left
-            kind = _SET_OPERATIONS[self.take().text]
-            right = self.sum()
+            kind = SET_OPERATIONS[self.take().text]
+            right = self.quotient()
             if kind == left.kind == "union":
                 left = Node("union", (*left.children, right))
             else:
                 self.deeper()
                 left = Node(kind, (left, right))
+
+    def quotient(self) -> Node:
+        r"""TeX's `1 \over 2`: all of the group before it over all that follows."""
+        top = self.sum()
+        return Node("div", (top, self.sum()), "frac") if self.accept("over", "command") else top
 
     # Arithmetic ------------------------------------------------------------------------------------------------
 
@@ -146,7 +138,7 @@ class _Parser(Cursor):
             return token.text in "([{√" or (token.text == "|" and self.bars_open == 0)
         if token.kind != "command":
             return False
-        return token.text not in _NOT_FACTORS and token.text not in _RELATIONS
+        return token.text not in NOT_FACTORS and token.text not in RELATIONS
 
     def signed(self) -> Node:
         negative = False
@@ -314,11 +306,15 @@ class _Parser(Cursor):
         return result
 
     def group(self, opener: str) -> Node:
+        is_column = opener == self.peek().text == "["  # [[1],[2]], where a bracket around one number is no grouping
         items = self.items()
         closer = self.take().text
         if closer not in (")", "]"):
             raise UnreadableError(f"{opener!r} is closed by {closer!r}")
         if len(items) > 1:
+            flat = all(item.kind != "tuple" for item in items)
+            if is_column and flat and self.peek(-2).text == closer == "]":
+                return Node("matrix", tuple(Node("row", (item,)) for item in items))
             return Node("tuple", tuple(items), opener + closer)
         if opener + closer not in ("()", "[]"):
             raise UnreadableError("a bracket is closed by one of another kind")
@@ -348,17 +344,17 @@ class _Parser(Cursor):
         return result
 
     def command(self, name: str) -> Node:
-        if name in _CONSTANT_COMMANDS:
-            return _CONSTANT_COMMANDS[name]
+        if name in CONSTANT_COMMANDS:
+            return CONSTANT_COMMANDS[name]
         if name in GREEK_LETTERS:
             return self.subscripted(name)
         if name == "sqrt":
             return self.radical()
         if name in FUNCTIONS:
             return self.function(name)
-        if name in _TWO_ARGUMENTS:
-            return Node(_TWO_ARGUMENTS[name], (self.argument(), self.argument()), "frac" if name == "frac" else None)
-        if name in _DECORATIONS:
+        if name in TWO_ARGUMENTS:
+            return Node(TWO_ARGUMENTS[name], (self.argument(), self.argument()), "frac" if name == "frac" else None)
+        if name in DECORATIONS:
             return Node("decorated", (self.argument(),), name)
         if name in ("boxed", "fbox"):
             return self.argument()
@@ -399,8 +395,8 @@ class _Parser(Cursor):
         power: Node | None = None
         if name == "log" and self.accept("_"):
             parameters = (self.argument(),)
-        elif name in _BASES_OF_LOG:
-            name, parameters = "log", (_BASES_OF_LOG[name],)
+        elif name in BASES_OF_LOG:
+            name, parameters = "log", (BASES_OF_LOG[name],)
         if self.accept("^"):
             power = self.argument() if self.peek().text == "{" else self.signed()
             if power == number(-1) and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
@@ -457,7 +453,7 @@ class _Parser(Cursor):
 
     def enclosed(self, name: str) -> Node:
         items = self.items()
-        if self.take().text not in _CLOSERS[name]:
+        if self.take().text not in CLOSERS[name]:
             raise UnreadableError(f"{name!r} is not closed")
         if name == "langle":
             return Node("tuple", tuple(items), "()")
@@ -465,7 +461,7 @@ class _Parser(Cursor):
 
     def matrix(self) -> Node:
         name = self.braced_word()
-        if name not in _MATRICES:
+        if name not in MATRICES:
             raise UnreadableError(f"unknown environment {name!r}")
         if name == "array" and self.accept("{"):
             while self.position < self.count and self.take().text != "}":
@@ -491,9 +487,3 @@ class _Parser(Cursor):
             raise UnreadableError("a matrix needs rows of one length")
         matrix = Node("matrix", tuple(rows))
         return Node("function", (matrix,), "det") if name == "vmatrix" else matrix
-
-
-_NOT_FACTORS = words(
-    "pm mp cup cap setminus in end } rangle rfloor rceil \\ circ approx to rightarrow Rightarrow implies iff "
-    "equiv pmod bmod mod & , ; quad notin subset land lor and or"
-)

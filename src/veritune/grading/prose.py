@@ -149,6 +149,7 @@ def _skip_nouns(tokens: Sequence[Token], limit: int) -> int:
 
 def number_words(tokens: Sequence[Token]) -> Sequence[Token]:
     """Numbers in words as numerals: `seventy-two` is 72, `5 million` is 5000000, `two thirds` is 2/3."""
+    tokens = _spoken_signs(tokens)
     if not any(_numeric_word(token) for token in tokens):
         return tokens
     result: list[Token] = []
@@ -163,6 +164,19 @@ def number_words(tokens: Sequence[Token]) -> Sequence[Token]:
         position = after
         result.append(Token("number", str(value), spaced))
         position = _append_fraction(tokens, position, result)
+    return result
+
+
+def _spoken_signs(tokens: Sequence[Token]) -> Sequence[Token]:
+    """`minus 5` and `The answer is negative five` with a sign; the minus of `72 minus 5` stays a word."""
+    result = list(tokens)
+    for index, token in enumerate(tokens[:-1]):
+        if token.kind not in ("word", "text") or token.text.lower() not in ("minus", "negative"):
+            continue
+        following = tokens[index + 1]
+        begins = index == 0 or tokens[index - 1].text.lower() in COPULAS | FILLERS
+        if begins and (following.kind == "number" or following.text.lower() in NUMBER_WORDS):
+            result[index] = Token("sign", "-", token.spaced)
     return result
 
 

@@ -64,7 +64,7 @@ def _boxed_candidates(response: str) -> list[str] | None:
     last = extract_boxed(response)
     if last is None:
         return None
-    return extract_all_boxed(response) or [last]
+    return extract_all_boxed(response) if last.strip() else [last]
 
 
 def _score(
