@@ -1,5 +1,6 @@
 """Estimators against enumeration and by hand."""
 
+import dataclasses
 import itertools
 import math
 from statistics import fmean
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veritune.evaluate import (
+    accuracy_interval,
     best_of,
     majority_of,
     sampled_entropy,
@@ -48,13 +50,29 @@ def test_wilson_interval_by_hand():
 def test_summary_by_hand():
     scores = [score(1), score(0), score(0, form=0.0)]
     completions = [completion([-1.0, -2.0]), completion([-0.5] * 4), completion([0.0] * 6, "length")]
-    summary = summarize(scores, completions)
+    groups = [(Example("", "", ""), [c], [s]) for c, s in zip(completions, scores, strict=True)]
+    summary = summarize(groups)
     assert summary["accuracy"] == pytest.approx(1 / 3)
     assert summary["format_reward"] == pytest.approx(2 / 3)
     assert (summary["length"], summary["length_correct"], summary["length_incorrect"]) == (4, 2, 5)
     assert summary["truncated"] == pytest.approx(1 / 3)
     assert summary["entropy"] == pytest.approx(5 / 12)
-    assert summarize(scores[1:], completions[1:])["length_correct"] is None
+    assert (summary["accuracy_low"], summary["accuracy_high"]) == wilson_interval(1, 3)
+    assert "grader_timeouts" not in summary
+    late = dataclasses.replace(scores[2], rule="timeout")
+    summary = summarize([groups[1], (Example("", "", ""), completions[1:], [scores[1], late])])
+    assert summary["length_correct"] is None and summary["grader_timeouts"] == 1
+
+
+def test_the_interval_is_over_problems_not_over_siblings():
+    # Siblings that all agree are no more evidence than one of them.
+    assert accuracy_interval([[True] * 8] * 6 + [[False] * 8] * 4) == pytest.approx(wilson_interval(6, 10), rel=0.1)
+    # Group means 1/4, 2/4, 3/4, 2/4: variance 1/24, of their mean 1/96; 0.25 / (1/96) = 24 trials, but 16 responses.
+    rows = [[True, False, False, False], [True, True, False, False], [True, True, True, False], [True, False] * 2]
+    assert accuracy_interval(rows) == pytest.approx(wilson_interval(8, 16))
+    # Means 0, 1, 1/2, 1/2: variance 1/6, of their mean 1/24; 0.25 / (1/24) = 6 trials.
+    assert accuracy_interval([[False] * 4, [True] * 4, *rows[1::2]]) == pytest.approx(wilson_interval(3, 6))
+    assert accuracy_interval([[False] * 4] * 3) == wilson_interval(0, 3)
 
 
 def test_entropy_is_estimated_without_bias():

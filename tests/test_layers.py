@@ -19,19 +19,20 @@ LAYERS = {
     1: ["types", "randomness"],
     2: [
         *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
-        *("canary", "http_json", "processes", "vllm_wire"),
+        *("canary", "http_json", "processes", "vllm_wire", "budget"),
     ],
     3: ["tasks", "engines", "trackers"],
     4: ["countdown", "evaluate"],
     5: ["training", "discovery", "report"],
     6: ["recipes"],
-    7: ["launch", "display", "measurements"],
+    7: ["launch", "display", "measurements", "leaderboard"],
     8: ["experiments", "commands", "grade"],
     9: ["cli"],
+    10: ["__main__"],
 }
 TORCH_FREE = {
     *("errors", "types", "randomness", "configs", "prompts", "tables", "countdown_traces", "runs", "grade"),
-    *("http_json", "processes"),
+    *("http_json", "processes", "budget"),
     *("grading", "tasks", "evaluate", "discovery", "report", "display", "cli"),
 }
 INDEPENDENT = {"tasks", "engines", "recipes"}

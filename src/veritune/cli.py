@@ -49,6 +49,14 @@ COMMANDS = {
         "commands:expert_iteration",
     ),
     "grpo": Command("Train with GRPO or one of its variants.", "recipes.grpo:GRPOConfig", "commands:grpo"),
+    "leaderboard": Command(
+        "Train with GRPO for a given time, by rules.", "recipes.grpo:LeaderboardConfig", "commands:leaderboard"
+    ),
+    "experiment": Command(
+        "Answer a question by a sweep over settings and seeds.",
+        "experiments.command:ExperimentConfig",
+        "experiments.command:run_experiment",
+    ),
     "grade": Command("Grade a file of answers, and say why.", "grade:GradeConfig", "grade:grade"),
     "resume": Command("Continue a run that was stopped or killed.", "commands:ResumeConfig", "commands:resume_run"),
     "report": Command("Write report.html and figures of runs.", "report.command:ReportConfig", "report.command:report"),

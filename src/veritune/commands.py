@@ -7,11 +7,12 @@ from pathlib import Path
 
 from veritune.display import live_display, print_outcome
 from veritune.launch import launch, resume
+from veritune.leaderboard import print_leaderboard
 from veritune.measurements import print_best_of_n, print_evaluation
 from veritune.recipes.best_of_n import BestOfNConfig
 from veritune.recipes.eval import EvalConfig
 from veritune.recipes.expert_iteration import ExpertIterationConfig
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.grpo import GRPOConfig, LeaderboardConfig
 from veritune.recipes.sft import SFTConfig
 
 
@@ -36,6 +37,13 @@ def sft(config: SFTConfig) -> None:
 def expert_iteration(config: ExpertIterationConfig) -> None:
     """`veritune expert-iteration`."""
     print_outcome(launch("expert-iteration", config, live_display))
+
+
+def leaderboard(config: LeaderboardConfig) -> int:
+    """`veritune leaderboard`."""
+    path = launch("leaderboard", config, live_display)
+    print_outcome(path)
+    return print_leaderboard(path)
 
 
 def evaluate(config: EvalConfig) -> None:

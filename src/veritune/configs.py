@@ -179,6 +179,8 @@ class TrainingConfig(CommonConfig):
     """Steps between checkpoints; one after the last step is always made."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept."""
+    budget_seconds: float | None = None
+    """Stop in time for the last validation and checkpoint to end after this many seconds; default: no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,6 +191,7 @@ class TrainingConfig(CommonConfig):
         require(self, "adam_beta2", 0 <= self.adam_beta2 < 1, "in [0, 1)")
         require(self, "weight_decay", self.weight_decay >= 0, "0 or more")
         require(self, "clip_grad_norm", self.clip_grad_norm > 0, "positive")
+        require(self, "budget_seconds", self.budget_seconds is None or self.budget_seconds > 0, "positive")
         for name in ("microbatch_tokens", "validate_every", "checkpoint_every", "keep_checkpoints"):
             require(self, name, getattr(self, name) >= 1, "at least 1")
 

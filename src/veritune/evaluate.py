@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from veritune.types import Completion, Engine, Example, Sampling, Score
@@ -43,21 +43,22 @@ def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def log_generations(groups: Sequence[Group], write: Callable[[list[dict[str, Any]]], None]) -> dict[str, float | None]:
     """Keep every response (prompt, text, ground truth, reward parts, mean token entropy) and return their summary."""
     write(group_rows(groups))
-    return summarize(
-        [score for _, _, scores in groups for score in scores],
-        [completion for _, completions, _ in groups for completion in completions],
-    )
+    return summarize(groups)
 
 
-def summarize(scores: Sequence[Score], completions: Sequence[Completion]) -> dict[str, float | None]:
+def summarize(groups: Sequence[Group]) -> dict[str, float | None]:
     """Means over responses: rewards, accuracy with its interval, lengths in tokens, truncation, entropy in nats.
 
-    A mean over no responses, such as the length of the correct ones where none is, is None.
+    A mean over no responses, such as the length of the correct ones where none is, is None. Where the grader ran out
+    of time, `grader_timeouts` says how often.
     """
+    scores = [score for _, _, scores in groups for score in scores]
+    completions = [completion for _, completions, _ in groups for completion in completions]
     lengths = [len(completion.ids) for completion in completions]
     correct = [length for length, score in zip(lengths, scores, strict=True) if score.answer_reward >= 1]
     incorrect = [length for length, score in zip(lengths, scores, strict=True) if score.answer_reward < 1]
-    low, high = wilson_interval(len(correct), len(scores))
+    low, high = accuracy_interval([[score.answer_reward >= 1 for score in scores] for _, _, scores in groups])
+    timeouts = sum(score.rule == "timeout" for score in scores)
     return {
         "reward": fmean(score.reward for score in scores),
         "format_reward": fmean(score.format_reward for score in scores),
@@ -69,7 +70,23 @@ def summarize(scores: Sequence[Score], completions: Sequence[Completion]) -> dic
         "length_incorrect": fmean(incorrect) if incorrect else None,
         "truncated": fmean(completion.finish_reason == "length" for completion in completions),
         "entropy": sampled_entropy(completions),
+        **({"grader_timeouts": timeouts} if timeouts else {}),
     }
+
+
+def accuracy_interval(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    """The 95% interval of the share of right responses over problems, siblings of a problem being alike.
+
+    Wilson's, with as many trials as independent responses would need for the variance that the P group means show
+    (Kish's effective sample size), never fewer than P and never more than there are responses.
+    """
+    responses = sum(map(len, groups))
+    rate = sum(map(sum, groups)) / responses
+    trials = float(len(groups))
+    if responses > len(groups) > 1 and 0 < rate < 1:
+        spread = variance(fmean(group) for group in groups) / len(groups)
+        trials = min(max(rate * (1 - rate) / spread, trials), responses) if spread else responses
+    return wilson_interval(rate * trials, trials)
 
 
 def sampled_entropy(completions: Sequence[Completion]) -> float:
@@ -81,7 +98,7 @@ def sampled_entropy(completions: Sequence[Completion]) -> float:
     return -sum(sum(completion.logprobs) for completion in completions) / max(tokens, 1)
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: float, z: float = 1.959964) -> tuple[float, float]:
     """The 95% score interval of a proportion (Wilson 1927); (0, 1) without trials."""
     if trials == 0:
         return 0.0, 1.0

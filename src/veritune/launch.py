@@ -33,6 +33,7 @@ RECIPES = {
     "sft": ("veritune.recipes.sft", "SFTConfig"),
     "expert-iteration": ("veritune.recipes.expert_iteration", "ExpertIterationConfig"),
     "grpo": ("veritune.recipes.grpo", "GRPOConfig"),
+    "leaderboard": ("veritune.recipes.grpo", "LeaderboardConfig"),
 }
 """Each recipe's module, which has a `run`, and the name of its config class."""
 
@@ -87,6 +88,7 @@ def _follow(
     resuming: bool,
     checkpoint: Checkpoint | None = None,
 ) -> Path:
+    began = time.perf_counter()
     if config.threads:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
@@ -113,7 +115,7 @@ def _follow(
                 listener(row)
 
         module = importlib.import_module(RECIPES[recipe][0])
-        module.run(Session(config, policy, limited, engine, run, checkpoint, listen))
+        module.run(Session(config, policy, limited, engine, run, checkpoint, listen, began))
     write_report([path], path)
     return path
 

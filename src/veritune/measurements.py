@@ -9,8 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from veritune.recipes.eval import category_of
+from veritune.report import tables
+from veritune.report.collect import Setting, collect_run
 from veritune.runs import RunFolder
 
 LABELS = {
@@ -45,21 +48,19 @@ def print_evaluation(path: Path, *, show: int = 0, category: str = "all") -> Non
 
 def print_best_of_n(path: Path) -> None:
     """pass@N (of the first N samples, and the unbiased estimate), Best@N and majority@N for every N of the run."""
-    row = RunFolder.open(path).metrics()[-1]
-    sizes = sorted(int(name.removeprefix("best_at_")) for name in row if _is_size(name))
-    table = Table("N", "pass@N", "unbiased", "Best@N", "majority@N", title="percent [95% interval]")
-    for n in sizes:
-        table.add_row(str(n), *(_interval(row, name, n) for name in ("pass", "pass_unbiased", "best", "majority")))
-    Console().print(table)
+    print_table(Console(highlight=False), tables.samples_table([Setting("", {}, (collect_run(path),))]))
 
 
-def _is_size(name: str) -> bool:
-    return name.startswith("best_at_") and name.removeprefix("best_at_").isdigit()
-
-
-def _interval(row: Mapping[str, Any], name: str, n: int) -> str:
-    value, low, high = (100 * row[f"{part}_at_{n}"] for part in (name, f"{name}_low", f"{name}_high"))
-    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
+def print_table(console: Console, table: tables.Table) -> None:
+    """A report's table in the terminal, its note under it."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in table.header:
+        grid.add_column(Text(name))
+    for cells in table.rows:
+        grid.add_row(*map(Text, cells))
+    console.print(grid)
+    if table.note:
+        console.print(Text(table.note, style="dim"))
 
 
 def _number(value: float | None) -> str:

@@ -7,6 +7,8 @@
     validation/step-NNNNNN.jsonl     every response of a validation
     checkpoints/step-NNNNNN/         a policy folder, optimiser state, and a manifest of checksums
     refused/                  the batch of a step that was refused
+    diverged.json             why a sweep took the run for diverged and let it be
+    spent.json                the seconds that the run had taken when it was resumed, lost steps included
 
 Anything that must be whole is written aside, flushed to the disk and then renamed, so that a process that is killed
 at any moment leaves either the old state or the new one.
@@ -27,7 +29,7 @@ from typing import IO, Any
 
 from veritune.errors import CheckpointError, ConfigError
 
-MANIFEST = "manifest.json"
+MANIFEST, DIVERGED, SPENT = "manifest.json", "diverged.json", "spent.json"
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,10 @@ class RunFolder:
 
     def write_rows(self, kind: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write `kind`/step-NNNNNN.jsonl whole, for `kind` in rollouts, validation."""
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        # A lone surrogate, which sampled bytes can become, is no UTF-8: it is written as its JSON escape.
+        lines = (
+            json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n" for row in rows
+        )
         with _disk_errors(self.path / kind):
             (self.path / kind).mkdir(exist_ok=True)
         _replace_file(self.path / kind / f"step-{step:06d}.jsonl", "".join(lines))
@@ -110,14 +115,41 @@ class RunFolder:
         """The steps for which `kind` (rollouts, validation) has a file."""
         return sorted(int(path.stem.removeprefix("step-")) for path in (self.path / kind).glob("step-*.jsonl"))
 
+    def seconds_spent(self) -> float:
+        """Seconds that the run has taken so far, those of steps that a killed process lost included."""
+        spent = [row["seconds_elapsed"] for row in self.metrics() if "seconds_elapsed" in row]
+        with contextlib.suppress(FileNotFoundError):
+            spent.append(float(json.loads((self.path / SPENT).read_text())["seconds"]))
+        return max(spent, default=0.0)
+
     def forget_after(self, step: int) -> None:
-        """Drop what a killed process wrote after `step`, the step that a resumed run starts from."""
+        """Drop what a killed process wrote after `step`, the step that a resumed run starts from; not its time."""
+        _replace_file(self.path / SPENT, json.dumps({"seconds": self.seconds_spent()}) + "\n")
         rows = [row for row in self.metrics() if row["step"] <= step]
         _replace_file(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         with _disk_errors(self.path):
             for kind in ("rollouts", "validation"):
                 for later in (s for s in self.steps(kind) if s > step):
                     (self.path / kind / f"step-{later:06d}.jsonl").unlink()
+
+    # --- How it ended -------------------------------------------------------------------------------------------
+
+    def is_finished(self) -> bool:
+        """Whether the last step has been taken and, where there was one, its checkpoint is there."""
+        rows = self.metrics()
+        if not rows or rows[-1]["step"] != rows[-1]["steps"]:
+            return False
+        return rows[-1]["steps"] in (0, *self.checkpoint_steps())
+
+    def mark_diverged(self, reason: str) -> None:
+        """Record that the run is not worth going on with."""
+        _replace_file(self.path / DIVERGED, json.dumps({"reason": reason}) + "\n")
+
+    def divergence(self) -> str | None:
+        """The reason that the run was given up for, if it was."""
+        with contextlib.suppress(FileNotFoundError):
+            return str(json.loads((self.path / DIVERGED).read_text())["reason"])
+        return None
 
     # --- Checkpoints --------------------------------------------------------------------------------------------
 

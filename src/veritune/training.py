@@ -6,10 +6,11 @@ import contextlib
 import math
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from veritune.budget import Pace
 from veritune.canary import load_proven_weights
 from veritune.configs import CommonConfig
 from veritune.errors import CheckpointError, DataError, EngineError, Interrupted, TrainingError
@@ -255,6 +257,8 @@ class Session:
     """Where a resumed run starts; `policy` has been loaded from it."""
     listen: Callable[[Row], None] = lambda row: None
     """Told every row of metrics."""
+    began: float = field(default_factory=time.perf_counter)
+    """When the work began, loading included, on the clock of `time.perf_counter`."""
 
     @property
     def device(self) -> torch.device:
@@ -312,31 +316,50 @@ def validate(session: Session, step: int) -> Row:
 def train(session: Session, optimizer: torch.optim.Optimizer, *, steps: int, update: Callable[[int], Row]) -> None:
     """Call `update(step)` from the checkpoint's step + 1 to `steps`, validate and checkpoint on time, record every row.
 
-    `update` returns metrics. Ctrl-C ends the run after the step in progress, with a checkpoint and an Interrupted that
-    says how to resume; a second Ctrl-C ends it at once.
+    `update` returns metrics. With `budget_seconds`, the last step is the one after which another would leave no room
+    for the last validation and checkpoint; a row's `steps` is then what the pace so far allows. Ctrl-C ends the run
+    after the step in progress, with a checkpoint and an Interrupted that says how to resume; a second one at once.
     """
     config, run = session.config, session.run
-    elapsed_before = max((row["seconds_elapsed"] for row in run.metrics()), default=0.0)
-    began = time.perf_counter()
+    budget = math.inf if config.budget_seconds is None else config.budget_seconds
+    spent_before, pace = run.seconds_spent(), Pace.of(run.metrics())
+
+    def elapsed() -> float:
+        return spent_before + time.perf_counter() - session.began
 
     def record(row: Row) -> None:
-        row["seconds_elapsed"] = elapsed_before + time.perf_counter() - began
+        row["seconds_elapsed"] = elapsed()
         run.append_metrics(row)
         session.listen(row)
 
     start = session.checkpoint.step if session.checkpoint else 0
     if start == 0:
-        record({"step": 0, "steps": steps, **validate(session, 0)})
+        measured = validate(session, 0)
+        pace.validations.append(measured["seconds_validate"])
+        record({"step": 0, "steps": steps, **measured})
+    elif pace.updates_left(budget - elapsed()) == 0:
+        record({"step": start, "steps": start, **validate(session, start)})
+        return
     with stop_requests() as stop_requested:
         for step in range(start + 1, steps + 1):
-            row = {"step": step, "steps": steps, **update(step)}
-            last = step == steps
-            if last or step % config.validate_every == 0:
+            began = time.perf_counter()
+            row = {"step": step, **update(step)}
+            pace.updates.append(time.perf_counter() - began)
+            is_due = step % config.validate_every == 0
+            more = pace.updates_left(budget - elapsed() - (pace.validation() if is_due else 0))
+            last = step == steps or more == 0
+            row["steps"] = step if last else int(min(steps, step + more))
+            if last or is_due:
                 row |= validate(session, step)
+                pace.validations.append(row["seconds_validate"])
             record(row)
             if last or stop_requested() or step % config.checkpoint_every == 0:
+                began = time.perf_counter()
                 save_checkpoint(run, step, session.policy, optimizer, keep=config.keep_checkpoints)
-            if stop_requested() and not last:
+                pace.checkpoints.append(time.perf_counter() - began)
+            if last:
+                return
+            if stop_requested():
                 raise Interrupted(f"stopped after step {step}; resume with: veritune resume {run.path}")
 
 
@@ -349,6 +372,7 @@ def supervised_update(
 ) -> Row:
     """One optimiser step on the mean negative log-likelihood of the response tokens of (prompt ids, response ids)."""
     config, model = session.config, session.policy.model
+    began = time.perf_counter()
     prompts, responses = [prompt for prompt, _ in pairs], [response for _, response in pairs]
     response_tokens = sum(map(len, responses))
     loss = 0.0
@@ -364,7 +388,15 @@ def supervised_update(
             loss += microbatch_loss.item()
         norm = clip_and_step(model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm)
     model.eval()
-    return {"loss": loss, "grad_norm": norm, "learning_rate": learning_rate, "train_tokens": response_tokens}
+    seconds = time.perf_counter() - began
+    return {
+        "loss": loss,
+        "grad_norm": norm,
+        "learning_rate": learning_rate,
+        "train_tokens": sum(map(len, prompts)) + response_tokens,
+        "train_tokens_per_second": (sum(map(len, prompts)) + response_tokens) / seconds,
+        "seconds_train": seconds,
+    }
 
 
 @contextlib.contextmanager
@@ -379,6 +411,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
         if requested:
             raise KeyboardInterrupt
         requested.append(signal_number)
+        print("stopping after this step; once more stops at once", file=sys.stderr, flush=True)
 
     previous = signal.signal(signal.SIGINT, request)
     try:

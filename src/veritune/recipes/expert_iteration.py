@@ -94,6 +94,8 @@ def expert_iteration_step(
             pairs = [(completion.prompt_ids, completion.ids) for completion in kept[start : start + config.batch_size]]
             updates.append(supervised_update(session, step, optimizer, pairs, learning_rate))
     seconds = clock.lap("train")
+    sampled = sum(len(completion.ids) for _, completions, _ in groups for completion in completions)
+    trained = sum(update["train_tokens"] for update in updates)
     return {
         **summary,
         "responses": sum(len(completions) for _, completions, _ in groups),
@@ -101,6 +103,9 @@ def expert_iteration_step(
         "updates": len(updates),
         **{name: sum(update[name] for update in updates) / max(len(updates), 1) for name in ("loss", "grad_norm")},
         "learning_rate": learning_rate,
+        "train_tokens": trained,
+        "rollout_tokens_per_second": sampled / seconds["rollout"],
+        "train_tokens_per_second": trained / seconds["train"],
         **{f"seconds_{stage}": value for stage, value in seconds.items()},
     }
 

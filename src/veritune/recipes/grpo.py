@@ -162,6 +162,34 @@ class GRPOConfig(TrainingConfig):
         return self.engine != "native" if self.importance_correction is None else self.importance_correction
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeaderboardConfig(GRPOConfig):
+    """Settings of `veritune leaderboard`: GRPO for a given time, under rules that make results comparable."""
+
+    hours: float | None = None
+    """Hours to train for, evaluation included; give either these or minutes."""
+    minutes: float | None = None
+    """Minutes to train for, evaluation included."""
+    prompt: str | None = "r1_zero"
+    """The template: r1_zero by the rules."""
+    steps: int = 1_000_000
+    """Rollout batches at most; the time ends a run before."""
+    validation_examples: int = 1_000_000
+    """Held-out problems of a validation: the whole split by the rules, which is the smaller."""
+
+    def __post_init__(self) -> None:
+        if (self.hours is None) == (self.minutes is None):
+            raise ConfigError(f"hours is {self.hours} and minutes is {self.minutes}; give one of them")
+        seconds = 3600 * self.hours if self.hours is not None else 60 * (self.minutes or 0)
+        require(self, "budget_seconds", self.budget_seconds in (None, seconds), f"unset, or the time given ({seconds})")
+        object.__setattr__(self, "budget_seconds", seconds)  # frozen against everyone else
+        super().__post_init__()
+        require(self, "temperature", self.temperature == 1, "1 by the rules")
+        require(self, "prompt", self.prompt == "r1_zero", "r1_zero by the rules")
+        require(self, "reward", self.reward in (None, "r1_zero"), "r1_zero by the rules")
+        require(self, "schedule", self.schedule == "constant", "constant: nobody knows the number of steps beforehand")
+
+
 def run(session: Session) -> None:
     """Train the session's policy on its task and leave everything in its run folder."""
     config = session.config
@@ -204,7 +232,7 @@ def grpo_step(
     seconds = clock.lap("train")
     completions = [rollout.completion for rollout in rollouts]
     return {
-        **summarize([rollout.score for rollout in rollouts], completions),
+        **summarize(groups),
         "zero_variance": (rewards == rewards[:, :1]).all(dim=1).float().mean().item(),
         **updates,
         "rollout_tokens_per_second": sum(len(completion.ids) for completion in completions) / seconds["rollout"],

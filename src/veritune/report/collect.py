@@ -68,6 +68,8 @@ class Run:
     """The rollouts of the first, the middle and the last step."""
     refused: tuple[int, ...]
     """Steps that were refused."""
+    diverged: str | None
+    """Why a sweep took the run for diverged, if it did."""
     faults: tuple[str, ...]
     """What could not be read, one line each."""
 
@@ -153,6 +155,7 @@ def collect_run(path: Path) -> Run:
         after=after,
         rollouts=tuple(batch for batch in batches if batch),
         refused=tuple(folder.steps("refused")),
+        diverged=folder.divergence(),
         faults=tuple(faults),
     )
 
@@ -333,7 +336,9 @@ def _seed_order(run: Run) -> tuple[int, str]:
 
 def _identity(run: Run) -> dict[str, Any]:
     settings = {key: value for key, value in run.config.items() if key not in NOT_A_SETTING}
-    return {"recipe": run.recipe, **settings}
+    # A policy that a sweep's run of the same seed trained is the same one for all seeds: that of its setting.
+    trained = re.fullmatch(rf".*?([^/]+)/seed-{re.escape(run.seed)}/checkpoints/step-\d+", str(settings.get("policy")))
+    return {"recipe": run.recipe, **settings, **({"policy": f"of {trained[1]}"} if trained else {})}
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:

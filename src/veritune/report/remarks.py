@@ -217,6 +217,8 @@ def run_remarks(run: Run) -> Iterator[str]:
     """What is to be said of a run as a record."""
     found = [unfinished(run.last_step, run.planned_steps, len(run.rows)), not_finite(run)]
     yield from filter(None, found)
+    if run.diverged:
+        yield f"The run diverged and was given up: {run.diverged}."
     yield from (f"Step {step} was refused; its batch is in {run.path / 'refused'}." for step in run.refused)
     yield from (f"{fault}." for fault in run.faults)
 

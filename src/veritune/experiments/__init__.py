@@ -1,0 +1,1 @@
+"""Experiments: a question, the cells that answer it, and the sweep that runs them."""
