@@ -45,6 +45,7 @@ def without_markup(text: str) -> str:
     """`3\\text{:}30 \\text{ p.m.}` as `3:30 p.m.`"""
     if "\\" in text:
         text = _TEXT_GROUP.sub(r" \1 ", text).replace("\\colon", ":")
+    text = text.replace("{:}", ":")
     return _SPACING.sub(" ", text).replace(" :", ":").replace(": ", ":").strip()
 
 

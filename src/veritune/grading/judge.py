@@ -26,7 +26,7 @@ from veritune.grading.structures import (
     sign_choices,
 )
 from veritune.grading.surface import clean
-from veritune.grading.units import PERCENT, same_unit
+from veritune.grading.units import PERCENT, Unit, same_unit
 
 
 class Verdict(NamedTuple):
@@ -172,6 +172,7 @@ def _compare_ratio_and_value(answer: Reading, gold: Reading) -> Verdict:
 
 
 def _compare_values(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict:
+    answer, gold = _with_attached_unit(answer, gold), _with_attached_unit(gold, answer)
     assert answer.node is not None and gold.node is not None
     if not _same_label(answer, gold):
         return Verdict(False, "another variable")
@@ -192,6 +193,16 @@ def _compare_values(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ve
     if len(answers) > 1 or len(golds) > 1:
         return Verdict(match_unordered(_members(answers), _members(golds), equal_trees), "plus or minus")
     return Verdict(equal_trees(answer_node, gold_node), "value")
+
+
+def _with_attached_unit(reading: Reading, other: Reading) -> Reading:
+    """`100g` as 100 grams where the other side is in grams; elsewhere it is a product."""
+    node = reading.node
+    if not other.unit or reading.unit or node is None or node.kind != "juxtapose" or len(node.children) != 2:
+        return reading
+    value, symbol = node.children
+    unit = Unit(frozenset({(str(symbol.value), 1)}))
+    return replace(reading, node=value, unit=unit) if is_plain_number(value) and unit == other.unit else reading
 
 
 def _as_equation(reading: Reading, other: Reading) -> Node:

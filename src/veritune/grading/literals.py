@@ -31,7 +31,9 @@ def spread_letters(tokens: Sequence[Token]) -> list[Token]:
     """`3yx^2` as `3 y x^2`: a power belongs to the last letter of a product."""
     result: list[Token] = []
     for index, token in enumerate(tokens):
-        if token.kind != "word" or len(token.text) == 1 or token.text in NAMES or not reads_as_product(tokens, index):
+        if token.kind == "text" and len(token.text) == 1:
+            result.append(token._replace(kind="word"))
+        elif token.kind != "word" or len(token.text) == 1 or token.text in NAMES or not reads_as_product(tokens, index):
             result.append(token)
         else:
             result += [Token("word", character, token.spaced) for character in token.text]

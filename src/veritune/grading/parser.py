@@ -16,18 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from veritune.grading import grammar
 from veritune.grading.cursor import Cursor
-from veritune.grading.grammar import (
-    BASES_OF_LOG,
-    CLOSERS,
-    CONSTANT_COMMANDS,
-    DECORATIONS,
-    MATRICES,
-    NOT_FACTORS,
-    RELATIONS,
-    SET_OPERATIONS,
-    TWO_ARGUMENTS,
-)
 from veritune.grading.limits import UnreadableError
 from veritune.grading.literals import read_number, repeating, spread_letters
 from veritune.grading.nodes import Node, constant, is_plain_integer, letter, negate, number
@@ -59,9 +49,9 @@ class _Parser(Cursor):
             self.take()
             return Node("member", (first, self.sets()))
         operators, sides = [], [first]
-        while token.kind in ("sign", "command") and token.text in RELATIONS:
+        while token.kind in ("sign", "command") and token.text in grammar.RELATIONS:
             self.take()
-            operators.append(RELATIONS[token.text])
+            operators.append(grammar.RELATIONS[token.text])
             sides.append(self.sets())
             token = self.peek()
         return Node("relation", tuple(sides), tuple(operators)) if operators else first
@@ -70,9 +60,9 @@ class _Parser(Cursor):
         left = self.quotient()
         while True:
             token = self.peek()
-            if token.kind != "command" or token.text not in SET_OPERATIONS:
+            if token.kind != "command" or token.text not in grammar.SET_OPERATIONS:
                 return left
-            kind = SET_OPERATIONS[self.take().text]
+            kind = grammar.SET_OPERATIONS[self.take().text]
             right = self.quotient()
             if kind == left.kind == "union":
                 left = Node("union", (*left.children, right))
@@ -81,9 +71,11 @@ class _Parser(Cursor):
                 left = Node(kind, (left, right))
 
     def quotient(self) -> Node:
-        r"""TeX's `1 \over 2`: all of the group before it over all that follows."""
+        r"""TeX's `1 \over 2` and `n \choose 2`, which divide all of their group."""
         top = self.sum()
-        return Node("div", (top, self.sum()), "frac") if self.accept("over", "command") else top
+        if self.accept("over", "command"):
+            return Node("div", (top, self.sum()), "frac")
+        return Node("binomial", (top, self.sum())) if self.accept("choose", "command") else top
 
     # Arithmetic ------------------------------------------------------------------------------------------------
 
@@ -138,7 +130,7 @@ class _Parser(Cursor):
             return token.text in "([{√" or (token.text == "|" and self.bars_open == 0)
         if token.kind != "command":
             return False
-        return token.text not in NOT_FACTORS and token.text not in RELATIONS
+        return token.text not in grammar.NOT_FACTORS and token.text not in grammar.RELATIONS
 
     def signed(self) -> Node:
         negative = False
@@ -322,7 +314,9 @@ class _Parser(Cursor):
 
     def braces(self) -> Node:
         if self.accept("}"):
-            raise UnreadableError("empty braces")
+            if self.count > 2:
+                raise UnreadableError("empty braces")
+            return Node("set", ())
         items = self.items()
         self.expect("}")
         return items[0] if len(items) == 1 else Node("set", tuple(items))
@@ -344,17 +338,18 @@ class _Parser(Cursor):
         return result
 
     def command(self, name: str) -> Node:
-        if name in CONSTANT_COMMANDS:
-            return CONSTANT_COMMANDS[name]
+        if name in grammar.CONSTANT_COMMANDS:
+            return grammar.CONSTANT_COMMANDS[name]
         if name in GREEK_LETTERS:
             return self.subscripted(name)
         if name == "sqrt":
             return self.radical()
         if name in FUNCTIONS:
             return self.function(name)
-        if name in TWO_ARGUMENTS:
-            return Node(TWO_ARGUMENTS[name], (self.argument(), self.argument()), "frac" if name == "frac" else None)
-        if name in DECORATIONS:
+        if name in grammar.TWO_ARGUMENTS:
+            written = "frac" if name == "frac" else None
+            return Node(grammar.TWO_ARGUMENTS[name], (self.argument(), self.argument()), written)
+        if name in grammar.DECORATIONS:
             return Node("decorated", (self.argument(),), name)
         if name in ("boxed", "fbox"):
             return self.argument()
@@ -395,8 +390,8 @@ class _Parser(Cursor):
         power: Node | None = None
         if name == "log" and self.accept("_"):
             parameters = (self.argument(),)
-        elif name in BASES_OF_LOG:
-            name, parameters = "log", (BASES_OF_LOG[name],)
+        elif name in grammar.BASES_OF_LOG:
+            name, parameters = "log", (grammar.BASES_OF_LOG[name],)
         if self.accept("^"):
             power = self.argument() if self.peek().text == "{" else self.signed()
             if power == number(-1) and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
@@ -434,7 +429,7 @@ class _Parser(Cursor):
             return Node("set", ())
         first = self.relation_inside()
         if self.accept("|") or self.accept(":"):
-            condition = self.relation_inside()
+            condition = self.condition()
             self.expect("}", "command")
             return condition
         items = [first]
@@ -442,6 +437,15 @@ class _Parser(Cursor):
             items.append(self.relation_inside())
         self.expect("}", "command")
         return Node("set", tuple(items))
+
+    def condition(self) -> Node:
+        """The condition of a set-builder: relations joined by `or` or by `and`."""
+        result = self.relation_inside()
+        while (kind := grammar.CONNECTIVES.get(self.peek().text)) is not None:
+            self.take()
+            self.deeper()
+            result = Node(kind, (result, self.relation_inside()))
+        return result
 
     def relation_inside(self) -> Node:
         self.deeper()
@@ -453,7 +457,7 @@ class _Parser(Cursor):
 
     def enclosed(self, name: str) -> Node:
         items = self.items()
-        if self.take().text not in CLOSERS[name]:
+        if self.take().text not in grammar.CLOSERS[name]:
             raise UnreadableError(f"{name!r} is not closed")
         if name == "langle":
             return Node("tuple", tuple(items), "()")
@@ -461,7 +465,7 @@ class _Parser(Cursor):
 
     def matrix(self) -> Node:
         name = self.braced_word()
-        if name not in MATRICES:
+        if name not in grammar.MATRICES:
             raise UnreadableError(f"unknown environment {name!r}")
         if name == "array" and self.accept("{"):
             while self.position < self.count and self.take().text != "}":

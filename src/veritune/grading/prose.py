@@ -12,12 +12,17 @@ from veritune.grading.vocabulary import (
     BLOCKERS,
     COPULAS,
     COUNTED_NOUNS,
+    DETERMINERS,
     FILLERS,
     FRACTION_WORDS,
     FUNCTIONS,
     NAMES,
     NUMBER_WORDS,
+    PREPOSITIONS,
+    PRONOUNS,
     QUANTITY_NOUNS,
+    QUESTION_WORDS,
+    RESULT_VERBS,
     SCALE_WORDS,
     SUBJECT_NOUNS,
     UNIT_SYNONYMS,
@@ -45,26 +50,58 @@ def is_hedged(tokens: Sequence[Token], value_start: int) -> bool:
 
     Before `value_start`, where the value begins, stands what the sentence is about.
     """
+    if _asks(tokens):
+        return True
     for index, token in enumerate(tokens):
         if token.kind in ("word", "text"):
-            lowered = token.text.lower()
-            if lowered in ("squared", "cubed") and index and tokens[index - 1].text.lower() in UNIT_SYNONYMS:
-                continue
-            if lowered == "times" and (index + 1 == len(tokens) or tokens[index + 1].text in ("a", "per", "each")):
-                continue
-            if lowered == "over" and index and tokens[index - 1].text.lower() == "left":
-                continue
-            if lowered in SUBJECT_NOUNS and index < value_start - 1:
-                continue
-            if _counts_something(tokens, index):
-                continue
-            if lowered in BLOCKERS:
+            if not _is_harmless(tokens, index, value_start):
                 return True
         elif token.text == "?":
             return True
         elif token.text == "'" and index + 1 < len(tokens) and tokens[index + 1].text == "t":
             return True  # isn't, can't
     return False
+
+
+def _asks(tokens: Sequence[Token]) -> bool:
+    """`What is 72` and `is the answer 72` are questions; `which is 72` and `is 72` end a statement."""
+    first, second = ([token.text.lower() for token in tokens[:2]] + ["", ""])[:2]
+    states = first == "which" and second in COPULAS
+    return first in QUESTION_WORDS and tokens[1:2] != [] and tokens[1].kind in ("word", "text") and not states
+
+
+def _is_harmless(tokens: Sequence[Token], index: int, value_start: int) -> bool:
+    """Whether the word is no blocker, or none where it stands."""
+    word = tokens[index].text.lower()
+    before = tokens[index - 1].text.lower() if index else ""
+    following = tokens[index + 1].text.lower() if index + 1 < len(tokens) else ""
+    if word == "can":
+        return following != "be"
+    if word not in BLOCKERS:
+        return True
+    if word in ("squared", "cubed"):
+        harmless = before in UNIT_SYNONYMS
+    elif word == "times":
+        harmless = following in ("", "a", "per", "each")
+    elif word == "over":
+        harmless = before == "left"
+    elif word == "such":
+        harmless = following != "as"
+    else:
+        harmless = word == "for" and _names_a_purpose(tokens, index)
+    return harmless or (word in SUBJECT_NOUNS and index < value_start - 1) or _counts_something(tokens, index)
+
+
+def _names_a_purpose(tokens: Sequence[Token], index: int) -> bool:
+    """`for the week` says what a value is for; `for x > 3` and `for even numbers` are conditions."""
+    if index + 1 == len(tokens) or tokens[index + 1].text.lower() not in DETERMINERS:
+        return False
+    for following in range(index + 1, len(tokens)):
+        if tokens[following].text.lower() in COPULAS:
+            break
+        if not is_wordy(tokens, following) and tokens[following].text not in ("a", "."):
+            return False
+    return True
 
 
 def _counts_something(tokens: Sequence[Token], index: int) -> bool:
@@ -83,6 +120,8 @@ def text_of(tokens: Sequence[Token]) -> str:
     """The tokens as plain words, for comparison with other words: case and punctuation count only in formulas."""
     if all(token.kind in ("word", "text") or token.text in _PUNCTUATION for token in tokens):
         kept = [token.text.casefold() for token in tokens if token.text not in _PUNCTUATION]
+        if len(kept) > 2 and kept[0] == "there" and kept[1] in ("is", "are"):
+            kept = kept[2:]
         if len(kept) > 1 and kept[0] in ("the", "a", "an", "on", "at"):
             kept = kept[1:]
         return " ".join(kept)
@@ -112,15 +151,45 @@ def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
         start = _skip_nouns(tokens, limit)
     while start < len(tokens) and _is_filler(tokens, start):
         start += 1
+    start = _after_receiver(tokens, start, limit)
     return tokens[start:] if start < len(tokens) else tokens
+
+
+def _after_receiver(tokens: Sequence[Token], start: int, limit: int) -> int:
+    """Where the one number of `It takes Carla 160 minutes` begins; `start` where the words before it say otherwise."""
+    value = limit
+    while value > start and tokens[value - 1].kind == "sign" and tokens[value - 1].text in "$-€£":
+        value -= 1
+    between = range(start, value)
+    if (
+        not between
+        or limit == len(tokens)
+        or not all(is_wordy(tokens, index) or tokens[index].text == "a" for index in between)
+    ):
+        return start
+    is_clause = start > 0 or any(tokens[index].text.lower() in PRONOUNS or _is_past(tokens[index]) for index in between)
+    several = sum(token.kind == "number" for token in tokens) > 1
+    return start if several or not is_clause or tokens[value - 1].text.lower() in PREPOSITIONS else value
+
+
+def _is_past(token: Token) -> bool:
+    return len(token.text) > 4 and token.text.endswith("ed")
 
 
 def _is_filler(tokens: Sequence[Token], index: int) -> bool:
     text = tokens[index].text.lower()
     if text in QUANTITY_NOUNS and index + 1 < len(tokens) and tokens[index + 1].text == "of":
         return True
-    if text == "a" and not (index + 1 < len(tokens) and is_wordy(tokens, index + 1)):
-        return False  # the variable
+    if text == "a":
+        following = tokens[index + 1].text if index + 1 < len(tokens) else ""
+        if not following or following in ("and", "or") or not is_wordy(tokens, index + 1):
+            return False  # the variable
+    if text == "to":
+        return index > 0 and tokens[index - 1].text.lower() in RESULT_VERBS
+    if text == "at":
+        return index + 1 < len(tokens) and tokens[index + 1].text == "("
+    if text == ",":
+        return index > 0 and tokens[index - 1].text.lower() in FILLERS
     return text in FILLERS or text in COPULAS
 
 
@@ -134,6 +203,8 @@ def _first_number(tokens: Sequence[Token]) -> int:
 def _may_introduce(before: Sequence[Token]) -> bool:
     """Only words, single letters and signs without meaning may stand before `is`."""
     wordless = [token for token in before if token.kind not in ("word", "text")]
+    if any(token.kind == "command" and token.text == "{" for token in wordless):
+        return False  # the colon of a set
     return all(token.kind == "command" or token.text in _PUNCTUATION | {",", "$", "|", "_"} for token in wordless)
 
 
@@ -194,7 +265,8 @@ def _word_number(tokens: Sequence[Token], position: int) -> tuple[int | str, int
     if token.kind == "number":
         return _scaled(tokens, position)
     if token.kind not in ("word", "text") or lowered not in NUMBER_WORDS:
-        return 0, position
+        is_half = lowered == "half" and tokens[min(position + 1, len(tokens) - 1)].text in ("a", "an")
+        return ("0.5", position + 2) if is_half else (0, position)
     total = current = 0
     while position < len(tokens):
         lowered = tokens[position].text.lower()

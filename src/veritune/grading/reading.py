@@ -30,7 +30,7 @@ from veritune.grading.units import (
     is_unit_letter,
     read_unit,
 )
-from veritune.grading.vocabulary import BLOCKERS, FUNCTIONS, PHRASES
+from veritune.grading.vocabulary import BLOCKERS, FUNCTIONS, PHRASES, UNIT_SYNONYMS
 
 MAX_ITEMS = 64
 """Longer lists are compared as words: unordered comparison takes quadratic time."""
@@ -153,6 +153,8 @@ def _read_tokens(tokens: Sequence[Token], sentences: bool) -> Reading:
 def _read_list(tokens: Sequence[Token]) -> Reading:
     parts, connectives = split_list(tokens)
     if len(parts) == 1:
+        parts = _split_compound(parts[0])
+    if len(parts) == 1:
         return _read_value(parts[0])
     if len(parts) > MAX_ITEMS or any(not part for part in parts):
         return Reading("words", words=text_of(tokens))
@@ -188,6 +190,18 @@ def split_list(tokens: Sequence[Token]) -> tuple[list[Sequence[Token]], set[str]
             start = index + 1
     parts.append(tokens[start:])
     return parts, found
+
+
+def _split_compound(tokens: Sequence[Token]) -> list[Sequence[Token]]:
+    """`2 hours 30 minutes` in its parts, which are compared like those of `2 hours and 30 minutes`."""
+    parts: list[Sequence[Token]] = []
+    start = 0
+    for index in range(2, len(tokens) - 1):
+        before, after = tokens[index - 1].text.lower(), tokens[index + 1].text.lower()
+        if tokens[index].kind == "number" and before in UNIT_SYNONYMS and after in UNIT_SYNONYMS:
+            parts.append(tokens[start:index])
+            start = index
+    return [*parts, tokens[start:]]
 
 
 def _connective(token: Token) -> str:
@@ -345,6 +359,8 @@ def _unit_start(tokens: Sequence[Token]) -> int:
         elif depth == 1 and is_wordy(tokens, index) and tokens[index - 1].text == "(":
             return index - 1  # 72 (dollars)
         elif depth == 0:
+            if token.text in ("a", "an") and index + 1 < len(tokens) and is_wordy(tokens, index + 1):
+                return index  # $18 a day
             start = _degrees_start(tokens, index)
             after_number = tokens[index - 1].kind == "number" or tokens[index - 1].text in ("}", ")")
             if start < index or (is_unit_letter(token) and after_number) or is_wordy(tokens, index):

@@ -68,6 +68,7 @@ _SIGNS = {
     **dict.fromkeys("‘’′", "'"),
     **dict.fromkeys("“”", '"'),
     "＋": "+", "＝": "=", "．": ".", "，": ",", "（": "(", "）": ")", "％": "%", "：": ":", "。": ".", "、": ",",
+    "≦": "\\le ", "≧": "\\ge ",
     "≤": "\\le ", "⩽": "\\le ", "≥": "\\ge ", "⩾": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ",
     "∞": "\\infty ", "π": "\\pi ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∖": "\\setminus ", "∅": "\\varnothing ",
     "ø": "\\varnothing ", "°": "^\\circ ", "º": "^\\circ ", "∠": "\\angle ", "△": "\\triangle ", "⟨": "\\langle ",
@@ -92,13 +93,13 @@ _SPACED_GROUPS = re.compile(r"(?<![0-9.,/^_{a-zA-Z])([0-9]{1,3})((?: [0-9]{3})++
 _ROW_SPACING = re.compile(r"\\\\\[[^\]\[]{0,12}\]")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _CURRENCY_DOLLAR = re.compile(r"\$(?=\s?-?\.?[0-9])")
-_BOLD = re.compile(r"\*\*([^*]{1,200})\*\*")
+_BOLD = re.compile(r"(?<![0-9A-Za-z)}\]])\*\*(?! )([^*]{1,200})(?<! )\*\*(?![0-9A-Za-z({\[])")
 _REPEATING = re.compile(r"(?<![0-9A-Za-z])([0-9]{0,20}\.[0-9]{0,20})\(([0-9]{1,20})\)\Z")
 _UNION_LETTER = re.compile(r"(?<=[)\]])\s?U\s?(?=[(\[])")
 _TIMES_LETTER = re.compile(r"(?<=[0-9])\s?[xX]\s?(?=10\s?\^)")
 _DEGREE_LETTER = re.compile(r"(?<=[0-9])\^\{?o\}?(?![A-Za-z])")
 _SET_MINUS = re.compile(r"(?<=\\mathbb\{R\}) ?- ?(?=\\\{|\\left\\\{)")
-_MARKS = ("**", "__", "`", '"', "'", "*")
+_MARKS = ("```", "**", "__", "`", '"', "'", "*")
 _TRAILING = " \t\r\n.,;:"
 _WRAPPERS = ("\\boxed{", "\\fbox{", "\\mathrm{", "\\mathbf{", "\\displaystyle{", "\\ensuremath{", "\\underline{")
 
@@ -171,11 +172,11 @@ def _remove_math_dollars(text: str) -> str:
 
 def _peel(text: str) -> str:
     """Take off what stands around the whole text, layer by layer."""
-    if text[:1].isalnum() and text[-1:].isalnum():
+    if text[:1].isalnum() and text[-1:].isalnum() and "**" not in text:
         return text
     for _ in range(8):
         before = text
-        text = text.strip().lstrip("=").strip()
+        text = text.strip().lstrip("=:").strip()
         if not text.endswith("..."):
             text = text.rstrip(_TRAILING)
         if text.endswith("\\"):
@@ -183,7 +184,7 @@ def _peel(text: str) -> str:
         for wrapper in _WRAPPERS if text.startswith(_WRAPPERS) else ():
             if text.startswith(wrapper) and closing_brace(text, len(wrapper) - 1) == len(text) - 1:
                 text = text[len(wrapper) : -1]
-        if text.startswith("**"):
+        if "**" in text:
             text = _BOLD.sub(r"\1", text)
         for mark in _MARKS if text.startswith(_MARKS) else ():
             if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):

@@ -82,7 +82,7 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
                 return None
             elif token.text == "/":
                 direction = -1
-        elif lowered == "per":
+        elif lowered == "per" or (lowered in ("a", "an") and (dimensions or nouns)):
             direction = -1
         elif lowered in _POWER_BEFORE:
             power = _POWER_BEFORE[lowered]

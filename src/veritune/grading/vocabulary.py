@@ -133,10 +133,13 @@ COPULAS = words(
 """Words right after which a sentence states its value."""
 
 FILLERS = words(
-    "exactly just simply clearly thus therefore so hence then equal to a an the total of only now also given by value "
+    "exactly just simply clearly thus therefore so hence then equal a an the total of only now also given by value "
     "precisely number him her them me us you he she it they each"
 )
 """Words between the copula and the value, or around a value, that change nothing."""
+
+RESULT_VERBS = words("equal equals amounts amount comes simplifies reduces evaluates sums adds leads")
+"""Verbs after which `to` brings the value."""
 
 QUANTITY_NOUNS = words(
     "profit loss total distance area length width height depth volume value cost price amount weight mass speed rate "
@@ -144,6 +147,17 @@ QUANTITY_NOUNS = words(
     "revenue average mean score probability perimeter radius diameter time age number"
 )
 """Nouns before `of` that leave the number what it is: `a profit of 70`, unlike `the square of 70`."""
+
+PRONOUNS = words("he she it they we i you there")
+QUESTION_WORDS = words("what which who why how is are does do did can could")
+"""Words that make a question of the sentence that they begin."""
+
+DETERMINERS = words("the this that these those a an each every her his its their our my your")
+PREPOSITIONS = words(
+    "of to from by on in at than with until per into like as and or for over under off out into onto "
+    "page question step chapter problem room section exercise figure case part line equation example"
+)
+"""Words right before a number that keep it from being what the sentence states."""
 
 PHRASES = {
     "all real numbers": r"\mathbb{R}",
@@ -191,7 +205,7 @@ BLOCKERS = words(
     infinity infinite dividing adding multiplying tends approaches converges diverges goes increases decreases
     grand mil bn
     let undefined rounded truncated etc wait actually ignore ballpark digit digits reciprocal inverse
-    opposite complement logarithm ends
+    opposite complement logarithm ends iff dne
     """
 )
 """Words that make a number part of a bound, a hedge, a condition, a negation or a further computation."""
