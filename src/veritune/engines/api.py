@@ -46,6 +46,7 @@ class APIEngine:
         self.tokenizer, self.model = tokenizer, model
         self.api_key, self.concurrency, self.retries, self.seconds = api_key, concurrency, retries, seconds
         self._closed = threading.Event()
+        self._encoding = threading.Lock()  # a tokenizer that encodes in two threads at once may refuse
 
     def load_weights(self, model: object, version: int) -> None:
         """Always an EngineError: an endpoint serves its own weights."""
@@ -113,7 +114,8 @@ class APIEngine:
         reasons: dict[str, FinishReason] = {"stop string": "stop", "stop": "eos", "length": "length"}
         if ended not in reasons:
             raise EndpointError(f"{self.url} ended a response with {ended or 'no finish_reason'!r}")
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        with self._encoding:
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Completion(tuple(prompt), tuple(ids), text, tuple(logprobs), reasons[ended], 0)
 
     def _pieces(self, events: Iterator[Any]) -> Iterator[tuple[str, list[float], str | None]]:
