@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -377,7 +377,11 @@ def supervised_update(
     response_tokens = sum(map(len, responses))
     loss = 0.0
     model.train()
-    with refused_on_error(session.run, step, [{"prompt_ids": list(p), "response_ids": list(r)} for p, r in pairs]):
+
+    def rows() -> list[Row]:
+        return [{"prompt_ids": list(prompt), "response_ids": list(response)} for prompt, response in pairs]
+
+    with refused_on_error(session.run, step, rows):
         for microbatch in cut_microbatches(
             prompts, responses, range(len(pairs)), token_budget=config.microbatch_tokens, device=session.device
         ):
@@ -421,12 +425,12 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def refused_on_error(run: RunFolder, step: int, rows: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+def refused_on_error(run: RunFolder, step: int, rows: Callable[[], Iterable[Row]]) -> Iterator[None]:
     """Where an update cannot be taken, save its batch under refused/ and say where it lies."""
     try:
         yield
     except TrainingError as error:
-        run.write_rows("refused", step, rows)
+        run.write_rows("refused", step, rows())
         raise TrainingError(
             f"step {step} was refused: {error}. The batch is in {run.path / 'refused'}; the last checkpoint is intact"
         ) from error

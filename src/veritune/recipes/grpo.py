@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -292,7 +293,8 @@ def update_policy(
         random.Random(derive_seed(config.seed, step, f"epoch {epoch}")).shuffle(order)
         for start in range(0, len(order), config.train_batch_size):
             batch = order[start : start + config.train_batch_size]
-            with refused_on_error(session.run, step, [rollout_row(rollouts[row]) for row in batch]):
+            rows = partial(map, rollout_row, [rollouts[row] for row in batch])
+            with refused_on_error(session.run, step, rows):
                 metrics = accumulate_gradient(config, policy, rollouts, batch, old_log_probs, reference_log_probs)
                 metrics["grad_norm"] = clip_and_step(
                     policy.model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm
@@ -320,28 +322,12 @@ def accumulate_gradient(
     device = next(policy.model.parameters()).device
     response_tokens = sum(len(rollouts[row].completion.ids) for row in batch)
     rows = rows_with_gradient(config, rollouts, batch)
-    loss = clipped = mismatch = passed = 0.0
+    sums = dict.fromkeys(("loss", "clipped", "mismatch", "passed"), 0.0)
     for microbatch in rollout_microbatches(config, rollouts, rows, device):
         mask = microbatch.response_mask
-        log_probs = score_responses(policy.model, microbatch, config.temperature)  # (B, T)
-        old = pad_responses([old_log_probs[row] for row in microbatch.rows], mask) if old_log_probs else None
-        advantages = torch.tensor([[rollouts[row].advantage] for row in microbatch.rows], device=device)  # (B, 1)
-        per_token_loss, metadata = compute_policy_gradient_loss(
-            log_probs,
-            config.loss_type,
-            raw_rewards=advantages,
-            advantages=advantages,
-            old_log_probs=old,
-            cliprange=(config.cliprange, config.cliprange_high or config.cliprange),
-            response_mask=mask,
+        per_token_loss, counts = per_token_losses(
+            config, policy, rollouts, microbatch, old_log_probs, reference_log_probs
         )
-        sampled = pad_responses([torch.tensor(rollouts[row].completion.logprobs) for row in microbatch.rows], mask)
-        trained = log_probs.detach() if old is None else old
-        if config.corrects_importance:
-            per_token_loss = per_token_loss * truncated_importance_weights(trained, sampled, config.importance_cap)
-        if reference_log_probs:
-            kept = pad_responses([reference_log_probs[row] for row in microbatch.rows], mask)
-            per_token_loss = per_token_loss + config.kl_coefficient * approximate_kl_k3(log_probs, kept)
         weights = sequence_loss_weights(
             mask,
             config.length_normalization,
@@ -349,24 +335,58 @@ def accumulate_gradient(
             batch_size=len(batch),
             total_tokens=response_tokens,
         )
-        microbatch_loss = (per_token_loss * weights).sum()
-        if not torch.isfinite(microbatch_loss):
-            raise TrainingError(f"the loss is {microbatch_loss.item()}")
-        microbatch_loss.backward()
-        loss += microbatch_loss.item()
-        clipped += float(metadata["clipped"][mask].sum()) if "clipped" in metadata else 0.0
-        mismatch += float(approximate_kl_k3(sampled, trained)[mask].sum())
-        passed += int(mask.sum())
+        loss = (per_token_loss * weights).sum()
+        if not torch.isfinite(loss):
+            raise TrainingError(f"the loss is {loss.item()}")
+        loss.backward()
+        for name, value in {"loss": loss.item(), **counts}.items():
+            sums[name] += value
     if not rows:  # the same update as with the rows: no gradient, but the optimiser's momentum
         for parameter in policy.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
     return {
-        "loss": loss,
-        "clip_fraction": clipped / response_tokens,
-        "mismatch_kl": mismatch / max(passed, 1),
+        "loss": sums["loss"],
+        "clip_fraction": sums["clipped"] / response_tokens,
+        "mismatch_kl": sums["mismatch"] / max(sums["passed"], 1),
         "train_tokens": sum(
             len(rollouts[row].completion.prompt_ids) + len(rollouts[row].completion.ids) for row in rows
         ),
+    }
+
+
+def per_token_losses(
+    config: GRPOConfig,
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    microbatch: Microbatch,
+    old_log_probs: Sequence[Tensor] | None,
+    reference_log_probs: Sequence[Tensor] | None,
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of every token (B, T), and sums over response tokens: clipped, mismatch with the engine, passed."""
+    rows, mask = microbatch.rows, microbatch.response_mask
+    log_probs = score_responses(policy.model, microbatch, config.temperature)  # (B, T)
+    old = pad_responses([old_log_probs[row] for row in rows], mask) if old_log_probs else None
+    advantages = torch.tensor([[rollouts[row].advantage] for row in rows], device=mask.device)  # (B, 1)
+    loss, metadata = compute_policy_gradient_loss(
+        log_probs,
+        config.loss_type,
+        raw_rewards=advantages,
+        advantages=advantages,
+        old_log_probs=old,
+        cliprange=(config.cliprange, config.cliprange_high or config.cliprange),
+        response_mask=mask,
+    )
+    sampled = pad_responses([torch.tensor(rollouts[row].completion.logprobs) for row in rows], mask)
+    trained = log_probs.detach() if old is None else old
+    if config.corrects_importance:
+        loss = loss * truncated_importance_weights(trained, sampled, config.importance_cap)
+    if reference_log_probs:
+        reference = pad_responses([reference_log_probs[row] for row in rows], mask)
+        loss = loss + config.kl_coefficient * approximate_kl_k3(log_probs, reference)
+    return loss, {
+        "clipped": float(metadata["clipped"][mask].sum()) if "clipped" in metadata else 0.0,
+        "mismatch": float(approximate_kl_k3(sampled, trained)[mask].sum()),
+        "passed": float(mask.sum()),
     }
 
 
