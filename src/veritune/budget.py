@@ -38,12 +38,12 @@ class Pace:
     def updates_left(self, seconds: float) -> float:
         """How many more updates end early enough for one more validation and checkpoint to end within `seconds`.
 
-        At least one while none has been seen, and infinity for infinite seconds.
+        One while none has been seen, if there is time for a validation after it; infinity for infinite seconds.
         """
         if seconds == math.inf:
             return math.inf
         if not self.updates:
-            return 1 if seconds > 0 else 0
+            return 1 if seconds > self.validation() else 0
         update = MARGIN * max(self.updates[-RECENT:])
         # Before the first checkpoint, nothing is known of what one takes but the machine's speed.
         checkpoint = MARGIN * max(self.checkpoints[-RECENT:], default=update)

@@ -337,6 +337,11 @@ def train(session: Session, optimizer: torch.optim.Optimizer, *, steps: int, upd
         measured = validate(session, 0)
         pace.validations.append(measured["seconds_validate"])
         record({"step": 0, "steps": steps, **measured})
+        if pace.updates_left(budget - elapsed()) == 0:
+            raise TrainingError(
+                f"budget_seconds is {budget:g}, but loading and the first validation took {elapsed():.0f} s, which "
+                "leaves no time for an update and another validation"
+            )
     elif pace.updates_left(budget - elapsed()) == 0:
         record({"step": start, "steps": start, **validate(session, start)})
         return
