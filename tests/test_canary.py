@@ -66,7 +66,9 @@ def test_weights_that_arrived_pass(random_policy, after_one_step):
 
 
 @pytest.mark.parametrize(
-    "load", [lambda served, model: None, one_tensor_in_two, other_checkpoint, one_layer_swapped], ids=str
+    "load",
+    [lambda served, model: None, one_tensor_in_two, other_checkpoint, one_layer_swapped],
+    ids=["nothing loaded", "one tensor in two", "another checkpoint", "one layer swapped"],
 )
 def test_weights_that_did_not_arrive_whole_are_refused_at_the_load(random_policy, after_one_step, load):
     engine = CopyingEngine(random_policy, load)
