@@ -22,12 +22,12 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+from veritune.countdown_traces import CARELESS, write_trace
 from veritune.errors import ConfigError, DataError
 from veritune.grading import evaluate_arithmetic
 from veritune.prompts import fill_prompt, load_prompt
 from veritune.randomness import derive_seed
 from veritune.tables import Place, cell, read_table
-from veritune.countdown_traces import CARELESS, write_trace
 from veritune.types import Example, Score
 
 LONGEST_EQUATION = 1_000
