@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from veritune.grading.expressions import equal_expressions, real_value
-from veritune.grading.nodes import Node, constant
+from veritune.grading.nodes import Node, constant, number
 
 INFINITY = constant("infinity")
 MINUS_INFINITY = Node("neg", (INFINITY,))
@@ -98,6 +98,8 @@ def _listed(piece: Piece | None) -> Region | None:
 def _solution(node: Node) -> Region | None:
     """The numbers that satisfy `x < 5`, `1 <= x < 5` or `x != 5`."""
     sides, operators = node.children, node.value
+    if len(sides) == 2 and sides[0].kind == "abs":
+        return _around(sides[0].children[0], operators[0], sides[1])
     variables = [index for index, side in enumerate(sides) if side.kind == "variable"]
     if len(variables) != 1 or "=" in operators:
         return None
@@ -118,6 +120,22 @@ def _solution(node: Node) -> Region | None:
     closed = operator in ("<=", ">=")
     low, high = (MINUS_INFINITY, bound) if below else (bound, INFINITY)
     return _listed(_piece(low, high, closed and not below, closed and below))
+
+
+def _around(inside: Node, operator: str, distance: Node) -> Region | None:
+    """The numbers that satisfy `|x - 3| < 2`, and likewise for the other relations but `=`."""
+    terms = inside.children if inside.kind == "add" else (inside,)
+    variables = [term for term in terms if term.kind == "variable"]
+    others = tuple(term for term in terms if term.kind != "variable")
+    if len(variables) != 1 or (real_value(distance) or 0) <= 0 or operator in ("=", "!="):
+        return None
+    center = Node("neg", (Node("add", others),)) if others else number(0)
+    closed = operator in ("<=", ">=")
+    low, high = Node("add", (center, Node("neg", (distance,)))), Node("add", (center, distance))
+    if operator in ("<", "<="):
+        return _listed(_piece(low, high, closed, closed))
+    sides = _piece(MINUS_INFINITY, low, False, closed), _piece(high, INFINITY, closed, False)
+    return None if None in sides else [side for side in sides if side]
 
 
 def _merged(pieces: Region) -> Region:

@@ -137,9 +137,10 @@ def compare(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict:
         return _SAME_KIND[answer.kind](answer, gold)
     if "list" in (answer.kind, gold.kind):
         return _compare_lists(answer, gold, policy)
-    if {answer.kind, gold.kind} <= {"ratio", "clock"}:
-        return Verdict(answer.words.replace(" ", "") == gold.words.replace(" ", ""), "ratio")
-    if {answer.kind, gold.kind} == {"ratio", "value"}:
+    kinds = {answer.kind, gold.kind}
+    if kinds == {"clock", "ratio"}:
+        return _compare_clock_and_ratio(answer, gold)
+    if kinds == {"ratio", "value"}:
         return _compare_ratio_and_value(answer, gold)
     return Verdict(False, f"{answer.kind} is no {gold.kind}")
 
@@ -157,6 +158,12 @@ def _ratio_values(reading: Reading) -> list[Fraction]:
     """The terms divided by the first, so that 6:4 is 3:2."""
     terms = [Fraction(term.replace(" ", "")) for term in reading.special]
     return [term / terms[0] for term in terms] if terms[0] else terms
+
+
+def _compare_clock_and_ratio(answer: Reading, gold: Reading) -> Verdict:
+    """`7:11`, which may be a time, as a ratio has these terms alone: it is `7 to 11`."""
+    clock, ratio = (answer, gold) if answer.kind == "clock" else (gold, answer)
+    return Verdict(clock.label == ":".join(ratio.special).replace(" ", ""), "ratio")
 
 
 def _compare_ratio_and_value(answer: Reading, gold: Reading) -> Verdict:
@@ -263,9 +270,14 @@ def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ver
             compare(a, g, policy).equal for a, g in zip(answers, golds, strict=True)
         )
         return Verdict(in_order, "list in order")
-    if match_unordered(answers, golds, lambda a, g: compare(a, g, policy).equal):
+    opposite = {answer.connective, gold.connective} == {"and", "or"} and any(_is_inequality(item) for item in golds)
+    if not opposite and match_unordered(answers, golds, lambda a, g: compare(a, g, policy).equal):
         return Verdict(True, "list")
     return Verdict(_equal_conditions(answer, gold), "list")
+
+
+def _is_inequality(reading: Reading) -> bool:
+    return reading.node is not None and reading.node.kind == "relation" and reading.node.value[0] != "="
 
 
 def _compare_assignment(assigned: Reading, point: Reading, policy: GradingPolicy) -> Verdict | None:

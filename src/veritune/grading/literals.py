@@ -57,6 +57,16 @@ def read_number(text: str) -> int | Fraction:
     return value.numerator if value.denominator == 1 else value
 
 
+def visible_period(text: str) -> str:
+    """The digits that `0.1666...` and `0.2727...` repeat: one digit three times, several digits twice; "" for none."""
+    decimals = text.partition(".")[2]
+    for length in range(1, min(len(decimals) // 2, 12) + 1):
+        period = decimals[-length:]
+        if decimals.endswith(period * (3 if length == 1 else 2)):
+            return period
+    return ""
+
+
 def repeating(prefix: str, period: str) -> Node:
     """`0.1` and `6` give 0.1666… = 1/6."""
     whole, _, decimals = prefix.partition(".")

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from veritune.grading import grammar
 from veritune.grading.cursor import Cursor
 from veritune.grading.limits import UnreadableError
-from veritune.grading.literals import read_number, repeating, spread_letters
+from veritune.grading.literals import read_number, repeating, spread_letters, visible_period
 from veritune.grading.nodes import Node, constant, is_plain_integer, letter, negate, number
 from veritune.grading.tokens import Token
 from veritune.grading.vocabulary import CONSTANT_WORDS, FUNCTIONS, GREEK_LETTERS
@@ -196,9 +196,9 @@ class _Parser(Cursor):
             if following.text == "overline":
                 self.take()
                 return repeating(token.text, self.digits())
-            if following.text == "..." and len(token.text) > 4 and len(set(token.text[-3:])) == 1:
+            if following.text == "..." and (period := visible_period(token.text)):
                 self.take()
-                return repeating(token.text[:-1], token.text[-1])
+                return repeating(token.text.removesuffix(period), period)
             return value
         fraction = self.fraction_part(following)
         if fraction is None:
@@ -242,6 +242,8 @@ class _Parser(Cursor):
             return constant("pi" if text == "pi" else "infinity")
         if text in GREEK_LETTERS:
             return self.subscripted(text)
+        if text == "f" and self.peek().text == "(":
+            return Node("function", tuple(self.function_arguments(text)), text)
         if len(text) == 1:
             return self.subscripted(text)
         raise UnreadableError(f"{text!r} is a word")

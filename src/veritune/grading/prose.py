@@ -81,6 +81,8 @@ def _is_harmless(tokens: Sequence[Token], index: int, value_start: int) -> bool:
         return True
     if word in ("squared", "cubed"):
         harmless = before in UNIT_SYNONYMS
+    elif word == "pi":
+        harmless = tokens[index].kind == "word"
     elif word == "times":
         harmless = following in ("", "a", "per", "each")
     elif word == "over":
@@ -125,7 +127,7 @@ def text_of(tokens: Sequence[Token]) -> str:
         if len(kept) > 1 and kept[0] in ("the", "a", "an", "on", "at"):
             kept = kept[1:]
         return " ".join(kept)
-    return " ".join(token.text for token in tokens)
+    return " ".join(token.text.casefold() if is_wordy(tokens, i) else token.text for i, token in enumerate(tokens))
 
 
 def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:

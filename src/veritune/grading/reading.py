@@ -57,6 +57,7 @@ _BASE = re.compile(
     r"\(?([0-9A-Za-z.]+)\)?\s*(?:_\s*\{?\s*\(?(?:base\s*)?|\(?\s*(?:in )?base\s+)([0-9]+|[a-z]+)\s*\)?\}?\)?"
 )
 _DIGITS_ONLY = re.compile(r"[0-9]+")
+_HEX_LETTERS = frozenset("abcdefABCDEF")
 _BASE_NAMES = {
     name: base
     for base, name in enumerate(
@@ -66,6 +67,9 @@ _BASE_NAMES = {
 _PREFIXES = frozenset({"therefore", "Rightarrow", "implies", "rightarrow", "to", "because"})
 _OPENERS = frozenset({"(", "[", "{", "langle", "begin", "lfloor", "lceil"})
 _CLOSERS = frozenset({")", "]", "}", "rangle", "end", "rfloor", "rceil"})
+_NO_LABEL = frozenset({"frac", "sqrt", "pm", "cdot", "pi"})
+_NO_FUNCTIONS = frozenset("abcdijklmnorstuvwxyz")
+"""Letters that are variables rather than functions before a bracket with a sum in it."""
 _OTHER_RELATIONS = frozenset({"<", ">", "<=", ">=", "le", "ge", "ne", "!=", "in"})
 
 
@@ -127,7 +131,9 @@ def _read_numeral(plain: str) -> Reading | None:
     if match is None:
         return None
     digits = match[1]
-    if not any(character.isdigit() for character in digits) and not (len(digits) > 1 and digits.isupper()):
+    if not any(character.isdigit() for character in digits) and not (
+        len(digits) > 1 and _HEX_LETTERS.issuperset(digits)
+    ):
         return None  # `x_2` is a variable
     base = int(match[2]) if _DIGITS_ONLY.fullmatch(match[2]) and len(match[2]) < 4 else _BASE_NAMES.get(match[2], 0)
     if not base or (digits.isalpha() and base <= 10):
@@ -142,9 +148,10 @@ def _read_tokens(tokens: Sequence[Token], sentences: bool) -> Reading:
         return _read_list(tokens)
     tokens = number_words(tokens)
     value = sentence_value(tokens) if sentences else tokens
-    one_word = len(value) == 1 and value[0].kind in ("word", "text")  # `The answer is no` hedges nothing
     value_start = len(tokens) - len(value)
-    if is_hedged(tokens[:value_start] if one_word else tokens, value_start):
+    only_words = all(is_wordy(tokens, index) for index in range(value_start, len(tokens)))
+    # Words equal the same words alone: `The answer is no solution` hedges nothing.
+    if is_hedged(tokens[:value_start] if only_words else tokens, value_start):
         return Reading("words", words=text_of(tokens))
     tokens = value
     return _read_list(tokens)
@@ -272,23 +279,23 @@ def _read_chain(sides: Sequence[Sequence[Token]]) -> Reading | None:
 
 def label_of(tokens: Sequence[Token]) -> str:
     """The name of what a value is said to be of, "?" if it is more than a variable, "" if it is no label at all."""
-    if not tokens or len(tokens) > 12:
+    tokens = _without_inverse(tokens)
+    if not tokens or len(tokens) > 12 or tokens[0].kind == "number":
         return ""
-    depth = 0
-    names = 0
+    depth = names = groups = 0
     wordy = False
     for index, token in enumerate(tokens):
         if token.kind in ("sign", "command") and token.text in _OPENERS:
+            if depth == 0 and token.text in ("(", "["):
+                groups += 1
+                if groups > 1 or not _is_argument(tokens, index):
+                    return ""
             depth += 1
         elif token.kind in ("sign", "command") and token.text in _CLOSERS:
             depth -= 1
         elif depth or (index and tokens[index - 1].text == "_"):
             continue
-        elif (
-            token.kind == "number"
-            or token.text in ("frac", "sqrt", "pm", "cdot", "pi")
-            or (token.kind == "sign" and token.text not in "_'|")
-        ):
+        elif token.kind == "number" or token.text in _NO_LABEL or (token.kind == "sign" and token.text not in "_'|"):
             return ""
         elif token.kind in ("word", "text"):
             if is_wordy(tokens, index) or token.kind == "text":
@@ -298,11 +305,25 @@ def label_of(tokens: Sequence[Token]) -> str:
             names += 1
     if names > 1 and not wordy and not any(token.kind == "command" for token in tokens):
         return ""
-    if tokens[0].kind == "number":
-        return ""
     name = "".join(token.text for token in tokens if token.text not in "{}")
     simple = not wordy and "(" not in name and names <= 1
     return name if simple else "?"
+
+
+def _without_inverse(tokens: Sequence[Token]) -> Sequence[Token]:
+    """`f^{-1}(2)` is as good a label as `f(2)`."""
+    is_inverse = [token.text for token in tokens[1:6]] == ["^", "{", "-", "1", "}"]
+    return [tokens[0], *tokens[6:]] if is_inverse else tokens
+
+
+def _is_argument(tokens: Sequence[Token], opening: int) -> bool:
+    """Whether a bracket belongs to a label: `f(x+1)`, `P(A)` and `(x, y)`, unlike those of `x(x-5)` and `(x-2)`."""
+    inside = tokens[opening + 1 :]
+    has_operator = any(token.kind == "sign" and token.text in "+-*/^" for token in inside)
+    if opening == 0:
+        return not has_operator
+    name = tokens[opening - 1].text
+    return name not in _NO_FUNCTIONS or not (has_operator or name in {token.text for token in inside})
 
 
 def _read_quantity(tokens: Sequence[Token]) -> Reading:

@@ -59,8 +59,11 @@ def equal_trees(first: Node, second: Node) -> bool:
 
 
 def _scalar_is_other(first: Node, second: Node) -> bool:
-    """e and π are constants, and a constant may equal an expression."""
+    """e and π are constants, and a constant may equal an expression; a set of one number is that number."""
     both = (first, second)
+    if "set" in (first.kind, second.kind):
+        members, scalar = (first, second) if first.kind == "set" else (second, first)
+        return len(members.children) == 1 and equal_trees(members.children[0], scalar)
     if any(node.kind not in _SCALARS and node.kind != "constant" for node in both):
         return False
     infinite = constant("infinity")

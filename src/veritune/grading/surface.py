@@ -128,7 +128,7 @@ def clean(text: str) -> str:
     if "\\" in text:
         text = _ROW_SPACING.sub(r"\\\\ ", text)
         text = _DELIMITERS.sub(" ", text.replace("\\!", "").replace("\\/", ""))
-        text = _THIN_GROUPS.sub("", text)
+        text = _THIN_GROUPS.sub("", text).replace("\\displaystyle", "")
     elif "{,}" in text or "~" in text:
         text = _THIN_GROUPS.sub("", text)
     text = _peel(text)
@@ -138,6 +138,7 @@ def clean(text: str) -> str:
         text = _SET_MINUS.sub(r"\\setminus ", text)
     if "(" in text:
         text = _REPEATING.sub(r"\1\\overline{\2}", text)
+    if "U" in text:
         text = _UNION_LETTER.sub(r" \\cup ", text)
     if "^" in text:
         text = _TIMES_LETTER.sub(" * ", text)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from veritune.grading.tokens import Token
-from veritune.grading.vocabulary import SPEEDS, UNIT_LETTERS, UNIT_STOP_WORDS, UNIT_SYNONYMS
+from veritune.grading.vocabulary import RATES, UNIT_LETTERS, UNIT_STOP_WORDS, UNIT_SYNONYMS
 
 MAX_UNIT_WORDS = 12
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWER_AFTER = {"squared": 2, "cubed": 3}
 _SIGNS_IN_UNITS = frozenset("/*{}()^-'.")
-_DANGLING = frozenset({"to", "of", "by", "than", "from", "with"})
+_DANGLING = frozenset({"to", "of", "by", "than", "from", "with", "per"})
 _TEMPERATURES = {"C": "celsius", "F": "fahrenheit"}
 
 
@@ -104,8 +104,9 @@ def _add_word(
     lowered = token.text.lower()
     if lowered in ("and", "or"):
         return False
-    if symbol in SPEEDS:
-        dimensions.update({SPEEDS[symbol]: 1, "h": -1})
+    if symbol in RATES:
+        above, below = RATES[symbol]
+        dimensions.update({above: 1, below: -1})
     elif symbol:
         dimensions[symbol] = dimensions.get(symbol, 0) + exponent
     elif lowered not in UNIT_STOP_WORDS:

@@ -260,11 +260,11 @@ UNIT_SYNONYMS = {
         "V": "volt volts",
     }.items()
     for name in names.split()
-} | {"mph": "mph", "kph": "kph", "kmh": "kph", "kmph": "kph"}
+} | {"mph": "mph", "kph": "kph", "kmh": "kph", "kmph": "kph", "mpg": "mpg"}
 """Spelling -> symbol. Two answers with different symbols are different answers."""
 
-SPEEDS = {"mph": "mile", "kph": "km"}
-"""Abbreviations of a distance per hour."""
+RATES = {"mph": ("mile", "h"), "kph": ("km", "h"), "mpg": ("mile", "gallon")}
+"""Abbreviations of one unit per another."""
 
 UNIT_LETTERS = words("m g s h L V W J N K")
 """Single letters that are a unit when they stand apart after a number."""
