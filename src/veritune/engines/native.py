@@ -1,14 +1,13 @@
 """Batched sampling in plain torch, for any causal language model of the transformers zoo.
 
-A prompt is prefilled once for its whole group and its keys and values are copied to the siblings; the cache is
-allocated once; a finished row's place is taken at once by the last live row, so that every decode step works on live
+A prompt is prefilled once for its whole group and its keys and values are copied to the siblings; the cache grows in
+blocks; a finished row's place is taken at once by the last live row, so that every decode step works on live
 rows only; new groups are admitted as places come free. The engine serves the trainer's own module, so it is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -124,50 +123,63 @@ def _first_end(text: str, stop: tuple[str, ...]) -> int:
     return min(ends, default=len(text))
 
 
-@dataclass
-class _Cache:
-    """Keys and values of every layer, each (rows, heads, length, size), written in place.
+BLOCK = 32
+"""Positions by which the cache grows: so seldom that copying it costs little, and little of it is ever empty."""
 
-    Stands where transformers expects a cache: `update` stores one new position per live row and returns views of
-    what the rows hold so far.
+
+class _Cache:
+    """Keys and values of every layer, each (rows, heads, length, size) and contiguous, written in place.
+
+    Stands where transformers expects a cache: `update` stores one new position per live row and returns all that is
+    allocated for the live rows. The mask hides what a row has not written; it is zero, since 0 * NaN would be NaN.
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
-    live: int = 0
-    length: int = 0
-    cleared: int = 0
-    """Positions that some row may have used; those beyond have never been written."""
-    positions: Tensor | None = None
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.live = 0
+        self.positions: Tensor | None = None
+        """Where each live row's next key and value go."""
+
+    @property
+    def length(self) -> int:
+        return self.keys[0].shape[2] if self.keys else 0
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         rows = torch.arange(self.live, device=key.device)
         self.keys[layer][rows, :, self.positions] = key[:, :, 0]
         self.values[layer][rows, :, self.positions] = value[:, :, 0]
-        return self.keys[layer][: self.live, :, : self.length], self.values[layer][: self.live, :, : self.length]
-
-    @classmethod
-    def allocate(cls, prefilled: Sequence[Any], rows: int, capacity: int) -> _Cache:
-        """Room for `rows` sequences of `capacity` positions, shaped after the layers of a prefill."""
-        stores: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for layer in prefilled:
-            for store, like in zip(stores, (layer.keys, layer.values), strict=True):
-                store.append(like.new_empty(rows, like.shape[1], capacity, like.shape[3]))
-        return cls(*stores)
-
-    def clear_to(self, length: int) -> None:
-        """Zero the positions up to `length` that no row has used: they get no weight, but 0 * NaN is NaN."""
-        if length > self.cleared:
-            for stored in (*self.keys, *self.values):
-                stored[:, :, self.cleared : length] = 0
-            self.cleared = length
+        return self.keys[layer][: self.live], self.values[layer][: self.live]
 
     def get_seq_length(self, layer: int = 0) -> int:
         return self.length - 1
 
+    def make_room(self, length: int, rows: int) -> None:
+        """Have at least `length` positions, and `rows` places where that takes a new allocation."""
+        if length <= self.length:
+            return
+        rounded = -(-length // BLOCK) * BLOCK
+        for stored in (self.keys, self.values):
+            for layer, old in enumerate(stored):
+                new = old.new_zeros(rows, old.shape[1], rounded, old.shape[3])
+                new[: self.live, :, : old.shape[2]] = old[: self.live]
+                stored[layer] = new
+
+    def fill(self, prefilled: Sequence[Any], sources: Tensor, first: int, places: int) -> None:
+        """Copy the prompts' keys and values, (groups, heads, length, size) a layer, to the rows from `first` on."""
+        if not self.keys:
+            self.keys = [layer.keys[:0, :, :0] for layer in prefilled]
+            self.values = [layer.values[:0, :, :0] for layer in prefilled]
+        length = prefilled[0].keys.shape[2]
+        self.make_room(length, places)
+        for index, layer in enumerate(prefilled):
+            self.keys[index][first : first + len(sources), :, :length] = layer.keys[sources]
+            self.values[index][first : first + len(sources), :, :length] = layer.values[sources]
+        self.live = first + len(sources)
+
     def move(self, sources: Tensor, targets: Tensor) -> None:
         for stored in (*self.keys, *self.values):
-            stored[targets, :, : self.cleared] = stored[sources, :, : self.cleared]
+            stored[targets] = stored[sources]
 
 
 class _Decoder:
@@ -191,7 +203,7 @@ class _Decoder:
         self.waiting = [index * sampling.n + sibling for index in reversed(order) for sibling in range(sampling.n)]
         self.rows = np.zeros(0, dtype=np.int64)
         self.positions = np.zeros(0, dtype=np.int64)
-        self.cache: _Cache | None = None
+        self.cache = _Cache()
         self.eos_ids = engine.policy.eos_ids
         self.eos = torch.tensor(sorted(self.eos_ids), device=self.device)
 
@@ -224,14 +236,8 @@ class _Decoder:
             input_ids[index, : lengths[index]] = torch.tensor(self.prompts[group])
         model = self.engine.model
         hidden = model.base_model(input_ids=input_ids.to(self.device), use_cache=True)
-        layers = hidden.past_key_values.layers
-        if self.cache is None:
-            self.cache = _Cache.allocate(layers, self.places, self.capacity)
-        self.cache.clear_to(max(lengths))
         sources = torch.from_numpy(group_of_row).to(self.device)
-        for index, layer in enumerate(layers):
-            self.cache.keys[index][first : first + len(rows), :, : max(lengths)] = layer.keys[sources]
-            self.cache.values[index][first : first + len(rows), :, : max(lengths)] = layer.values[sources]
+        self.cache.fill(hidden.past_key_values.layers, sources, first, self.places)
         ends = torch.tensor(lengths, device=self.device) - 1
         last = hidden.last_hidden_state[torch.arange(len(groups), device=self.device), ends]
         return model.get_output_embeddings()(last)[sources]
@@ -240,13 +246,13 @@ class _Decoder:
         """One more token for every live row."""
         if not self.live:
             return
-        assert self.cache is not None
         positions = torch.from_numpy(self.positions).to(self.device)
         rows = torch.from_numpy(self.rows).to(self.device)
         last = self.ids[rows, torch.from_numpy(self.generated[self.rows] - 1).to(self.device)]
         cache = self.cache
-        cache.live, cache.length, cache.positions = self.live, int(self.positions.max()) + 1, positions
-        cache.clear_to(cache.length)
+        cache.live, cache.positions = self.live, positions
+        # Places that nobody waits for are given up whenever the cache is allocated anew.
+        cache.make_room(int(self.positions.max()) + 1, self.places if self.waiting else self.live)
         future = torch.arange(cache.length, device=self.device) > positions[:, None]
         mask = torch.zeros(future.shape, dtype=cache.keys[0].dtype, device=self.device)
         mask = mask.masked_fill_(future, float("-inf"))[:, None, None, :]
@@ -299,7 +305,6 @@ class _Decoder:
         targets = np.flatnonzero(finished[:remaining])
         sources = remaining + np.flatnonzero(~finished[remaining:])
         if len(targets):
-            assert self.cache is not None
             self.cache.move(torch.from_numpy(sources).to(self.device), torch.from_numpy(targets).to(self.device))
             self.rows[targets], self.positions[targets] = self.rows[sources], self.positions[sources]
         self.rows, self.positions = self.rows[:remaining], self.positions[:remaining]
