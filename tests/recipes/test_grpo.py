@@ -6,36 +6,17 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from vowels import VowelTask, assert_resumed_is_uninterrupted, fresh
+from vowels import follow as follow_recipe
 
 from veritune.engines.native import NativeEngine
 from veritune.errors import DataError, EngineError, TrainingError
-from veritune.policies import Policy, load_policy
+from veritune.policies import Policy
 from veritune.recipes import grpo
 from veritune.recipes.grpo import GRPOConfig, accumulate_gradient, score_rollouts
 from veritune.runs import RunFolder
 from veritune.training import Session
 from veritune.types import Completion, Example, Rollout, Score
-
-VOLATILE = ("seconds", "per_second")
-
-
-class VowelTask:
-    """Pays the share of vowels in a response: a reward that a random policy gets in different amounts."""
-
-    name = "vowels"
-    stop = ("z",)
-
-    def examples(self, split):
-        return [Example(f"{split}-{index}", f"{split} {index}: ", "aeiou") for index in range(12)]
-
-    def prompt(self, example):
-        return example.question
-
-    def reward(self, response_text, ground_truth):
-        share = sum(response_text.count(vowel) for vowel in ground_truth) / max(len(response_text), 1)
-        return Score(reward=share, format_reward=1.0, answer_reward=float(share > 0.2))
-
 
 SMALL = GRPOConfig(
     steps=4,
@@ -50,21 +31,8 @@ SMALL = GRPOConfig(
 )
 
 
-def fresh(policy):
-    return dataclasses.replace(policy, model=copy.deepcopy(policy.model))
-
-
-def follow(config, policy, folder, checkpoint=None, listen=lambda row: None):
-    torch.manual_seed(12345)  # nothing may depend on the global generator
-    grpo.run(Session(config, policy, VowelTask(), NativeEngine(policy), folder, checkpoint, listen))
-
-
-def steady(rows):
-    return [{k: v for k, v in row.items() if not any(mark in k for mark in VOLATILE)} for row in rows]
-
-
-def weights(folder, step):
-    return load_file(folder / "checkpoints" / f"step-{step:06d}" / "model.safetensors")
+def follow(config, policy, folder):
+    follow_recipe(grpo, config, policy, folder)
 
 
 @pytest.mark.parametrize(
@@ -79,30 +47,7 @@ def weights(folder, step):
 )
 def test_a_run_that_is_stopped_and_resumed_is_the_run_that_was_not(random_policy, tmp_path, changes):
     config = dataclasses.replace(SMALL, **changes)
-    whole = RunFolder.create(tmp_path / "whole", "", {})
-    follow(config, fresh(random_policy), whole)
-    assert [row["step"] for row in whole.metrics()] == [0, 1, 2, 3, 4]
-
-    class Killed(BaseException):
-        pass
-
-    def kill(row):
-        if row["step"] == 3:
-            raise Killed
-
-    part = RunFolder.create(tmp_path / "part", "", {})
-    with pytest.raises(Killed):
-        follow(config, fresh(random_policy), part, listen=kill)
-    checkpoint = part.latest_checkpoint(pytest.fail)
-    assert checkpoint.step == 2
-    part.forget_after(checkpoint.step)
-    follow(config, load_policy(str(checkpoint.folder)), part, checkpoint)
-
-    assert steady(part.metrics()) == steady(whole.metrics())
-    ours, theirs = weights(part.path, 4), weights(whole.path, 4)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    initial = dict(random_policy.model.named_parameters())
-    assert any(not torch.equal(ours[name], initial[name]) for name in ours)
+    assert_resumed_is_uninterrupted(grpo, config, random_policy, tmp_path, kill_at=3, resume_from=2, steps=4)
 
 
 def test_the_run_folder_holds_every_group_with_its_numbers(random_policy, tmp_path):

@@ -1,0 +1,89 @@
+"""Expert iteration: what is kept of a round, and its update against a plain loop."""
+
+import dataclasses
+
+import pytest
+from vowels import assert_resumed_is_uninterrupted, assert_same_weights, follow, fresh, weights
+from vowels import supervised_steps_by_hand as by_hand
+
+from veritune.recipes import expert_iteration
+from veritune.recipes.expert_iteration import ExpertIterationConfig, right_responses
+from veritune.runs import RunFolder
+from veritune.types import Completion, Example, Score
+
+SMALL = ExpertIterationConfig(
+    steps=2,
+    questions_per_step=6,
+    group_size=4,
+    batch_size=64,
+    max_tokens=10,
+    validation_examples=4,
+    learning_rate=1e-3,
+)
+
+
+def group(*responses):
+    completions = [Completion((1,), ids, "", (-1.0,) * len(ids), "stop", 0) for ids, _ in responses]
+    return Example("", "", ""), completions, [Score(reward, reward, float(reward == 1)) for _, reward in responses]
+
+
+def test_right_responses_are_kept_once_within_a_question_if_asked():
+    groups = [
+        group(((5,), 1.0), ((6,), 0.1), ((5,), 1.0), ((7,), 1.0)),
+        group(((5,), 1.0), ((8,), 0.0)),  # the same response to another question stays
+    ]
+    assert [each.ids for each in right_responses(groups, deduplicate=True)] == [(5,), (7,), (5,)]
+    assert [each.ids for each in right_responses(groups, deduplicate=False)] == [(5,), (5,), (7,), (5,)]
+    assert right_responses([group(((5,), 0.1))], deduplicate=True) == []
+
+
+def kept_by_hand(rows):
+    """(prompt ids, response ids) of what a round's file says is right, each once a question."""
+    kept = {}
+    for row in rows:
+        if row["score"]["answer_reward"] >= 1:
+            kept[row["id"], tuple(row["prompt_ids"]), tuple(row["response_ids"])] = None
+    return [(prompt, response) for _, prompt, response in kept]
+
+
+def test_two_rounds_are_those_of_a_plain_loop(random_policy, tmp_path):
+    run = RunFolder.create(tmp_path / "run", "", {})
+    follow(expert_iteration, SMALL, fresh(random_policy), run)
+    rounds = [run.read_rows("rollouts", step) for step in (1, 2)]
+    kept = [kept_by_hand(rows) for rows in rounds]
+    assert all(0 < len(each) < 24 for each in kept)
+    model, losses = by_hand(random_policy, kept, SMALL.learning_rate)  # one optimiser step holds all of a round
+    rows = run.metrics()[1:]
+    assert [row["responses"] for row in rows] == [24, 24]
+    assert [row["responses_kept"] for row in rows] == [len(each) for each in kept]
+    assert [row["updates"] for row in rows] == [1, 1]
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-3)
+    assert_same_weights(weights(run.path, 2), model, random_policy.model)
+    for row, sampled, trained in zip(rows, rounds, kept, strict=True):
+        assert len({each["id"] for each in sampled}) == 6
+        assert all(4 <= len(each["response_ids"]) <= 10 for each in sampled)
+        tokens = sum(len(each["response_ids"]) for each in sampled)
+        entropy = -sum(sum(each["logprobs"]) for each in sampled) / tokens
+        assert row["entropy"] == pytest.approx(entropy, rel=1e-4)
+        assert row["accuracy"] == sum(each["score"]["answer_reward"] >= 1 for each in sampled) / 24
+        assert row["rollout_tokens_per_second"] == pytest.approx(tokens / row["seconds_rollout"])
+        assert row["train_tokens"] == sum(len(prompt) + len(response) for prompt, response in trained)
+        assert row["train_tokens_per_second"] == pytest.approx(row["train_tokens"] / row["seconds_train"])
+    assert {each["weights_version"] for each in rounds[1]} == {1}
+
+
+def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(random_policy, tmp_path):
+    config = dataclasses.replace(SMALL, steps=3, batch_size=3, epochs_per_step=2, deduplicate=False)
+    assert_resumed_is_uninterrupted(
+        expert_iteration, config, random_policy, tmp_path, kill_at=2, resume_from=1, steps=3
+    )
+
+
+def test_a_round_without_a_right_answer_changes_nothing(random_policy, tmp_path, monkeypatch):
+    monkeypatch.setattr("vowels.VowelTask.reward", lambda self, text, truth: Score(0.0, 1.0, 0.0))
+    run = RunFolder.create(tmp_path / "run", "", {})
+    follow(expert_iteration, dataclasses.replace(SMALL, steps=1), fresh(random_policy), run)
+    row = run.metrics()[-1]
+    assert (row["responses_kept"], row["updates"], row["train_tokens"]) == (0, 0, 0)
+    saved, initial = weights(run.path, 1), dict(random_policy.model.named_parameters())
+    assert all((saved[name] == initial[name]).all() for name in saved)
