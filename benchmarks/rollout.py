@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -83,6 +83,14 @@ def peak_memory(side: str, arguments: argparse.Namespace) -> float:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def resident(field: str) -> float:
+    """MiB that the kernel counts for this process: VmRSS now, VmHWM at most."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"the kernel does not tell {field}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="embedded")
@@ -96,9 +104,10 @@ def main() -> None:
     policy = load_policy(arguments.policy)
     prompts = prompts_of(policy, arguments.rows)
     if arguments.peak:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        before = resident("VmRSS")
         measure(arguments.peak, policy, prompts, greedy=False, max_tokens=arguments.max_tokens)
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        print(resident("VmHWM") - before)
         return
     for greedy in (True, False):
         rounds = []
