@@ -19,6 +19,7 @@ from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
 from veritune.grading.reading import Reading, read
 from veritune.grading.structures import (
     equal_trees,
+    has_sign_choice,
     has_unevaluated_operation,
     is_plain_number,
     is_unreduced_fraction,
@@ -196,9 +197,9 @@ def _compare_values(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ve
         if not policy.unreduced_fractions and is_unreduced_fraction(answer.node):
             return Verdict(False, "unreduced")
     answer_node, gold_node = _as_equation(answer, gold), _as_equation(gold, answer)
-    answers, golds = sign_choices(answer_node), sign_choices(gold_node)
-    if len(answers) > 1 or len(golds) > 1:
-        return Verdict(match_unordered(_members(answers), _members(golds), equal_trees), "plus or minus")
+    if has_sign_choice(answer_node) or has_sign_choice(gold_node):
+        same = match_unordered(_members(answer_node), _members(gold_node), equal_trees)
+        return Verdict(same, "plus or minus")
     return Verdict(equal_trees(answer_node, gold_node), "value")
 
 
@@ -220,9 +221,9 @@ def _as_equation(reading: Reading, other: Reading) -> Node:
     return reading.node
 
 
-def _members(nodes: list[Node]) -> list[Node]:
-    """The members of the sets among `nodes`, and the other nodes themselves."""
-    return [member for node in nodes for member in (node.children if node.kind == "set" else (node,))]
+def _members(node: Node) -> list[Node]:
+    """Both values of a ±, also within a set; the members of other sets."""
+    return [choice for child in (node.children if node.kind == "set" else (node,)) for choice in sign_choices(child)]
 
 
 def _same_label(answer: Reading, gold: Reading) -> bool:
@@ -270,14 +271,21 @@ def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ver
             compare(a, g, policy).equal for a, g in zip(answers, golds, strict=True)
         )
         return Verdict(in_order, "list in order")
-    opposite = {answer.connective, gold.connective} == {"and", "or"} and any(_is_inequality(item) for item in golds)
+    opposite = _contradict(answer.connective, gold.connective, golds)
     if not opposite and match_unordered(answers, golds, lambda a, g: compare(a, g, policy).equal):
         return Verdict(True, "list")
     return Verdict(_equal_conditions(answer, gold), "list")
 
 
-def _is_inequality(reading: Reading) -> bool:
-    return reading.node is not None and reading.node.kind == "relation" and reading.node.value[0] != "="
+def _contradict(first: str, second: str, items: Sequence[Reading]) -> bool:
+    """Whether `and` on one side and `or` on the other differ: not for roots, but for conditions, words and letters."""
+    connectives = {first, second}
+    if connectives == {"and", "or"} and any(
+        item.node is not None and item.node.kind == "relation" and item.node.value[0] != "=" for item in items
+    ):
+        return True
+    named = all(item.kind == "words" or (item.node is not None and item.node.kind == "variable") for item in items)
+    return named and len(connectives) == 2 and "or" in connectives
 
 
 def _compare_assignment(assigned: Reading, point: Reading, policy: GradingPolicy) -> Verdict | None:
@@ -295,7 +303,7 @@ def _compare_assignment(assigned: Reading, point: Reading, policy: GradingPolicy
 
 def _has_sign_choice(reading: Reading) -> bool:
     nodes = [reading.node, *(item.node for item in reading.items)]
-    return any(node is not None and len(sign_choices(node)) > 1 for node in nodes)
+    return any(node is not None and has_sign_choice(node) for node in nodes)
 
 
 def _items(reading: Reading) -> list[Reading] | None:

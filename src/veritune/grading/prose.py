@@ -81,6 +81,10 @@ def _is_harmless(tokens: Sequence[Token], index: int, value_start: int) -> bool:
         return True
     if word in ("squared", "cubed"):
         harmless = before in UNIT_SYNONYMS
+    elif word == "all":
+        harmless = following == "together"
+    elif word == "raised":
+        harmless = following != "to"
     elif word == "pi":
         harmless = tokens[index].kind == "word"
     elif word == "times":
@@ -141,11 +145,7 @@ def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
             words += 1
         if token.text == "=" and not any(is_wordy(tokens, earlier) for earlier in range(index)):
             continue  # `x = 5` is a formula
-        if (
-            (token.text.lower() in COPULAS or (token.text == "s" and tokens[index - 1].text == "'"))
-            and words
-            and _may_introduce(tokens[:index])
-        ):
+        if words and _is_copula(tokens, index) and _may_introduce(tokens[:index]):
             start = index + 1
     if words > MAX_SENTENCE_WORDS:
         raise UnreadableError("a long sentence")
@@ -155,6 +155,13 @@ def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
         start += 1
     start = _after_receiver(tokens, start, limit)
     return tokens[start:] if start < len(tokens) else tokens
+
+
+def _is_copula(tokens: Sequence[Token], index: int) -> bool:
+    text = tokens[index].text.lower()
+    if text in RESULT_VERBS and index + 1 < len(tokens) and tokens[index + 1].text.lower() == "to":
+        return True
+    return text in COPULAS or (text == "s" and tokens[index - 1].text == "'")
 
 
 def _after_receiver(tokens: Sequence[Token], start: int, limit: int) -> int:
@@ -196,7 +203,10 @@ def _is_filler(tokens: Sequence[Token], index: int) -> bool:
 
 
 def _first_number(tokens: Sequence[Token]) -> int:
+    """Where the first number or formula stands; the 2 of `f(2)` is no such number."""
     for index, token in enumerate(tokens):
+        if token.kind == "number" and index > 1 and tokens[index - 1].text == "(" and tokens[index - 2].text == "f":
+            continue
         if token.kind == "number" or token.text in ("frac", "sqrt"):
             return index
     return len(tokens)
@@ -204,7 +214,7 @@ def _first_number(tokens: Sequence[Token]) -> int:
 
 def _may_introduce(before: Sequence[Token]) -> bool:
     """Only words, single letters and signs without meaning may stand before `is`."""
-    wordless = [token for token in before if token.kind not in ("word", "text")]
+    wordless = [token for token in before if token.kind not in ("word", "text", "number")]
     if any(token.kind == "command" and token.text == "{" for token in wordless):
         return False  # the colon of a set
     return all(token.kind == "command" or token.text in _PUNCTUATION | {",", "$", "|", "_"} for token in wordless)

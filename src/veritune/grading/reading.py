@@ -205,7 +205,8 @@ def _split_compound(tokens: Sequence[Token]) -> list[Sequence[Token]]:
     start = 0
     for index in range(2, len(tokens) - 1):
         before, after = tokens[index - 1].text.lower(), tokens[index + 1].text.lower()
-        if tokens[index].kind == "number" and before in UNIT_SYNONYMS and after in UNIT_SYNONYMS:
+        is_inch = after == "in" and index + 2 == len(tokens)
+        if tokens[index].kind == "number" and before in UNIT_SYNONYMS and (is_inch or after in UNIT_SYNONYMS):
             parts.append(tokens[start:index])
             start = index
     return [*parts, tokens[start:]]

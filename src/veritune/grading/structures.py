@@ -221,13 +221,14 @@ _COMPARISONS: dict[str, Callable[[Node, Node], bool]] = {
 
 def sign_choices(node: Node) -> list[Node]:
     """`2 ± x` as [2 + x, 2 - x]; every ± of one tree takes the same sign, and ∓ the other."""
-    if not _has_sign_choice(node):
+    if not has_sign_choice(node):
         return [node]
     return [_choose(node, plus=True), _choose(node, plus=False)]
 
 
-def _has_sign_choice(node: Node) -> bool:
-    return node.kind == "sign choice" or any(_has_sign_choice(child) for child in node.children)
+def has_sign_choice(node: Node) -> bool:
+    """Whether ± or ∓ stands anywhere in the tree."""
+    return node.kind == "sign choice" or any(has_sign_choice(child) for child in node.children)
 
 
 def _choose(node: Node, plus: bool) -> Node:

@@ -121,6 +121,7 @@ MONTHS = {
 }
 
 COPULAS = words(
+    "yields yield "
     "is are was were be equals equal = : has have had gives get gets got obtain obtained find found conclude "
     "costs cost totals makes made make sold sells sell earns earned earn needs needed need spends spent spend "
     "pays paid pay bought buys buy ate eats eat ran runs drove drives saved saves save collected collects took "
@@ -175,7 +176,7 @@ PHRASES = {
 
 SUBJECT_NOUNS = words(
     "minimum maximum remainder divisor difference product quotient range factor multiple limit root power exponent "
-    "first initial between third fourth fifth"
+    "digit digits first initial between third fourth fifth"
 )
 """Blockers that only name what a sentence is about where they stand before `is`: `The remainder is 3`."""
 
@@ -205,7 +206,7 @@ BLOCKERS = words(
     infinity infinite dividing adding multiplying tends approaches converges diverges goes increases decreases
     grand mil bn
     let undefined rounded truncated etc wait actually ignore ballpark digit digits reciprocal inverse
-    opposite complement logarithm ends iff dne
+    opposite complement logarithm ends iff dne too
     """
 )
 """Words that make a number part of a bound, a hedge, a condition, a negation or a further computation."""
