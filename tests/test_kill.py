@@ -78,6 +78,7 @@ def test_control_c_saves_and_says_how_to_go_on(whole, tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
+    assert error.startswith("stopping after this step; once more stops at once\n")
     assert f"resume with: veritune resume {run}" in " ".join(error.split())
     assert "Traceback" not in error
     finish(start("resume", run))

@@ -101,3 +101,46 @@ def test_an_unwritable_place_is_a_checkpoint_error(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no run folder"):
         RunFolder.open(tmp_path)
+
+
+def test_a_lone_surrogate_is_written_and_read_back(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "", {})
+    rows = [{"response": "half a pair \udc80 \ud83d, a whole one \U0001f600, é"}, {"response": "\\udc80"}]
+    run.write_rows("rollouts", 1, rows)
+    assert run.read_rows("rollouts", 1) == rows
+    (tmp_path / "run" / "rollouts" / "step-000001.jsonl").read_bytes().decode("utf-8")
+
+
+def test_a_run_is_finished_when_its_last_step_is_saved(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "", {})
+    assert not run.is_finished()
+    run.append_metrics({"step": 0, "steps": 2})
+    run.append_metrics({"step": 1, "steps": 2})
+    run.save_checkpoint(1, lambda folder: None, keep=2)
+    assert not run.is_finished()
+    run.append_metrics({"step": 2, "steps": 2})
+    assert not run.is_finished()  # killed before its checkpoint was written
+    run.save_checkpoint(2, lambda folder: None, keep=2)
+    assert run.is_finished()
+    measured = RunFolder.create(tmp_path / "measured", "", {})
+    measured.append_metrics({"step": 0, "steps": 0})
+    assert measured.is_finished()  # nothing was trained, so there is no checkpoint
+
+
+def test_the_time_of_forgotten_steps_is_not_forgotten(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "", {})
+    assert run.seconds_spent() == 0
+    for step, seconds in ((0, 4.0), (1, 9.0), (2, 15.0)):
+        run.append_metrics({"step": step, "steps": 5, "seconds_elapsed": seconds})
+    for _ in range(2):
+        run.forget_after(1)
+        assert (run.metrics()[-1]["seconds_elapsed"], run.seconds_spent()) == (9.0, 15.0)
+    run.append_metrics({"step": 2, "steps": 5, "seconds_elapsed": 21.0})
+    assert run.seconds_spent() == 21.0
+
+
+def test_a_divergence_is_kept_with_its_reason(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "", {})
+    assert run.divergence() is None
+    run.mark_diverged("the loss is nan")
+    assert RunFolder.open(tmp_path / "run").divergence() == "the loss is nan"
