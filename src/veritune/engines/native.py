@@ -138,18 +138,25 @@ class _Cache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.live = 0
-        self.positions: Tensor | None = None
-        """Where each live row's next key and value go."""
+        self.targets = torch.empty(0, dtype=torch.long)
+        """Where the next key and value of each live row and head go, counted in positions of the flat store."""
 
     @property
     def length(self) -> int:
         return self.keys[0].shape[2] if self.keys else 0
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        rows = torch.arange(self.live, device=key.device)
-        self.keys[layer][rows, :, self.positions] = key[:, :, 0]
-        self.values[layer][rows, :, self.positions] = value[:, :, 0]
+        size = key.shape[-1]
+        self.keys[layer].view(-1, size)[self.targets] = key.reshape(-1, size)
+        self.values[layer].view(-1, size)[self.targets] = value.reshape(-1, size)
         return self.keys[layer][: self.live], self.values[layer][: self.live]
+
+    def aim(self, positions: Tensor) -> None:
+        """Say where each live row's next key and value go, (B,): for all layers at once, as all have one layout."""
+        self.live = len(positions)
+        heads = self.keys[0].shape[1]
+        places = torch.arange(self.live * heads, device=positions.device) * self.length
+        self.targets = places + positions.repeat_interleave(heads)
 
     def get_seq_length(self, layer: int = 0) -> int:
         return self.length - 1
@@ -161,8 +168,10 @@ class _Cache:
         rounded = -(-length // BLOCK) * BLOCK
         for stored in (self.keys, self.values):
             for layer, old in enumerate(stored):
-                new = old.new_zeros(rows, old.shape[1], rounded, old.shape[3])
+                new = old.new_empty(rows, old.shape[1], rounded, old.shape[3])
                 new[: self.live, :, : old.shape[2]] = old[: self.live]
+                new[: self.live, :, old.shape[2] :] = 0
+                new[self.live :] = 0
                 stored[layer] = new
 
     def fill(self, prefilled: Sequence[Any], sources: Tensor, first: int, places: int) -> None:
@@ -250,9 +259,10 @@ class _Decoder:
         rows = torch.from_numpy(self.rows).to(self.device)
         last = self.ids[rows, torch.from_numpy(self.generated[self.rows] - 1).to(self.device)]
         cache = self.cache
-        cache.live, cache.positions = self.live, positions
+        cache.live = self.live
         # Places that nobody waits for are given up whenever the cache is allocated anew.
         cache.make_room(int(self.positions.max()) + 1, self.places if self.waiting else self.live)
+        cache.aim(positions)
         future = torch.arange(cache.length, device=self.device) > positions[:, None]
         mask = torch.zeros(future.shape, dtype=cache.keys[0].dtype, device=self.device)
         mask = mask.masked_fill_(future, float("-inf"))[:, None, None, :]
