@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from statistics import fmean, stdev, variance
+from statistics import fmean, variance
 from typing import Any
 
 from veritune.errors import EngineError
@@ -76,17 +76,20 @@ def summarize(groups: Sequence[Group]) -> dict[str, float | None]:
 
 
 def accuracy_interval(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """The 95% interval of the share of right responses over problems, siblings of a problem being alike.
+    """The 95% interval of the share of right responses over problems, siblings of a problem being alike."""
+    return share_interval([fmean(group) for group in groups], most_trials=sum(map(len, groups)))
 
-    Wilson's, with as many trials as independent responses would need for the variance that the P group means show
-    (Kish's effective sample size), never fewer than P and never more than there are responses.
+
+def share_interval(shares: Sequence[float], most_trials: int) -> tuple[float, float]:
+    """The 95% interval of the mean of P independent shares in [0, 1], one a problem.
+
+    Wilson's, with as many trials as would give the variance that the mean shows (Kish's effective sample size), never
+    fewer than P and never more than `most_trials`. Shares of 0 and 1 alone give the interval of P trials.
     """
-    responses = sum(map(len, groups))
-    rate = sum(map(sum, groups)) / responses
-    trials = float(len(groups))
-    if responses > len(groups) > 1 and 0 < rate < 1:
-        spread = variance(fmean(group) for group in groups) / len(groups)
-        trials = min(max(rate * (1 - rate) / spread, trials), responses) if spread else responses
+    rate, trials = fmean(shares), float(len(shares))
+    if len(shares) > 1 and 0 < rate < 1:
+        spread = variance(shares) / len(shares)
+        trials = max(trials, min(rate * (1 - rate) / spread, most_trials) if spread else most_trials)
     return wilson_interval(rate * trials, trials)
 
 
@@ -154,7 +157,7 @@ def majority_of(scores: Sequence[Score]) -> int | None:
 def several_samples(groups: Sequence[Group], n: int) -> dict[str, float]:
     """pass@n (unbiased, and plain over the first n), Best@n and majority@n over groups of at least n samples.
 
-    The unbiased estimator's 95% interval is normal over prompts; the others are proportions with a Wilson interval.
+    Every 95% interval is over prompts: of shares for the unbiased estimator, of proportions for the others.
     """
     correct = [[score.answer_reward >= 1 for score in scores] for _, _, scores in groups]
     unbiased = [unbiased_pass_at_n(len(row), sum(row), n) for row in correct]
@@ -162,10 +165,8 @@ def several_samples(groups: Sequence[Group], n: int) -> dict[str, float]:
         (row[best_of(completions[:n])], (majority := majority_of(scores[:n])) is not None and row[majority])
         for row, (_, completions, scores) in zip(correct, groups, strict=True)
     ]
-    spread = 1.959964 * (stdev(unbiased) / math.sqrt(len(unbiased)) if len(unbiased) > 1 else 0.0)
-    measured = {"pass_unbiased": fmean(unbiased)}
-    measured |= {"pass_unbiased_low": max(0.0, measured["pass_unbiased"] - spread)}
-    measured |= {"pass_unbiased_high": min(1.0, measured["pass_unbiased"] + spread)}
+    low, high = share_interval(unbiased, most_trials=sum(map(len, correct)))
+    measured = {"pass_unbiased": fmean(unbiased), "pass_unbiased_low": low, "pass_unbiased_high": high}
     plain = {
         "pass": sum(any(row[:n]) for row in correct),
         "best": sum(best for best, _ in winners),

@@ -8,8 +8,10 @@ from statistics import fmean
 import pytest
 from vowels import VowelTask, follow, fresh
 
+from veritune.cli import main
 from veritune.errors import ConfigError, DataError
 from veritune.evaluate import wilson_interval
+from veritune.policies import save_policy
 from veritune.recipes import best_of_n
 from veritune.recipes import eval as eval_recipe
 from veritune.recipes.best_of_n import BestOfNConfig
@@ -114,3 +116,15 @@ def test_settings_that_cannot_work():
         BestOfNConfig(temperature=0)
     with pytest.raises(ConfigError, match=r"samples is \(0, 4\)"):
         BestOfNConfig(samples=(0, 4))
+
+
+def test_the_command_prints_a_line_for_each_n(random_policy, tmp_path, capsys):
+    save_policy(random_policy, tmp_path / "policy")
+    arguments = ["--policy", tmp_path / "policy", "--max-tokens", 4, "--validation-examples", 3, "--threads", 1]
+    with pytest.raises(SystemExit) as ended:
+        main(["best-of-n", *map(str, arguments), "--samples", "1,2", "--run", str(tmp_path / "run")])
+    assert not ended.value.code
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    # Four tokens hold no answer: 0 of 3, whose Wilson interval ends at z² / (3 + z²) = 56.1%.
+    for n in ("1", "2"):
+        assert [n, *["0.0%", "[0.0,", "56.1]"] * 4] in lines

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from veritune.experiments.plan import Experiment
 from veritune.experiments.sweep import Outcome
+from veritune.leaderboard import check_rules
 from veritune.measurements import print_table
 from veritune.report import tables, write_report
 from veritune.report.collect import Run, Setting, collect_run, setting_estimate
@@ -36,7 +37,7 @@ def write_results(
     written = summary(experiment, settings, outcomes, command=command, seconds=seconds)
     text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"
     (output / "results.json").write_text(text, encoding="utf-8", errors="backslashreplace")
-    facts = time_facts(written)
+    facts = ". ".join([time_facts(written), *broken_rules(outcomes)])
     page = [f"**{experiment.question}**", *map(markdown, shown), f"`{command}` — {facts}."]
     (output / "results.md").write_text("\n\n".join(page) + "\n", encoding="utf-8", errors="backslashreplace")
     print_results(experiment, shown, facts, output)
@@ -108,6 +109,18 @@ def cell_numbers(outcome: Outcome) -> dict[str, Any]:
             key: value for key, value in last.items() if key == "step" or key.startswith("validation_") or "_at_" in key
         },
     }
+
+
+def broken_rules(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the leaderboard's cells are to be blamed for, or that there is nothing."""
+    checked = [o for o in outcomes if o.cell.recipe == "leaderboard" and o.status == "finished"]
+    broken = [
+        f"{outcome.cell.name} breaks the rule: {rule.text} ({rule.evidence})"
+        for outcome in checked
+        for rule in check_rules(outcome.cell.path)
+        if not rule.kept
+    ]
+    return broken or (["Every finished run keeps every rule of the leaderboard"] if checked else [])
 
 
 # --- Words -------------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def start(cell: Cell) -> Running:
         arguments = [cell.recipe, "--config", str(settings)]
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "veritune", *arguments],
+            [sys.executable, "-P", "-m", "veritune", *arguments],  # whatever lies in the present folder
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -201,7 +201,7 @@ def look_at(running: Running) -> Outcome | None:
             stop([running])
             return _diverged(cell, reason)
         return None
-    if code == 0:
+    if code == 0 or RunFolder(cell.path).is_finished():  # what comes after the last step takes nothing from it
         return judged(Outcome(cell, "finished", computed=True))
     words = last_line(cell.path.with_name(f"{cell.path.name}.log"))
     if RunFolder(cell.path).steps("refused"):
