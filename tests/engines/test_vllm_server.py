@@ -40,7 +40,7 @@ def make(random_policy, tmp_path):
     def make_engine(servers, **settings):
         urls = tuple(server.url for server in servers)
         engine = VLLMServerEngine(
-            random_policy, ServerSettings(urls=urls, weights_folder=tmp_path / "weights", seconds=20, **settings)
+            random_policy, ServerSettings(urls=urls, weights_folder=tmp_path / "weights", seconds=60, **settings)
         )
         engines.append(engine)
         return engine
@@ -137,12 +137,14 @@ def test_a_stalled_server_loses_its_prompts_to_the_other(two, make, moved, promp
     engine = make(two)
     load_proven_weights(engine, moved, 1)
     two[1].before_generate = lambda server: server.silent.set()
+    # The other waits until the first has a prompt to lose: else it may answer them all before.
+    two[0].before_generate = lambda server: two[1].silent.wait(60)
     began = time.monotonic()
     require_sampled_from(moved, engine.generate(prompts_ids, SAMPLING), prompts_ids)
-    assert time.monotonic() - began < 15, "the stalled server was waited for"
+    assert time.monotonic() - began < 50, "the stalled server was waited for"
     assert [server.ready for server in engine.servers] == [True, False]
     two[1].silent.clear()
-    two[1].before_generate = lambda server: None
+    two[0].before_generate = two[1].before_generate = lambda server: None
     engine.load_weights(moved, 2)
     assert [server.ready for server in engine.servers] == [True, True]
 
