@@ -94,6 +94,15 @@ def test_the_paper_scale_is_the_published_setting():
     assert [(cell.setting, cell.config.steps) for cell in focused] == [("focused-on_policy", 200)]
 
 
+@pytest.mark.parametrize(("scale", "seconds"), [("embedded", 600), ("paper", 4 * 3600)])
+def test_the_leaderboard_keeps_its_rules(scale, seconds):
+    experiment = load_experiment("leaderboard", scale)
+    (cell,) = plan_cells(experiment, Path("out"), seeds=1, threads=None)
+    assert experiment.jobs == 1 and cell.config.budget_seconds == seconds
+    assert cell.config.validation_examples >= 5000  # MATH's whole validation split
+    assert (cell.config.prompt, cell.config.temperature) == ("r1_zero", 1.0)
+
+
 # --- Cells -------------------------------------------------------------------------------------------------------
 
 

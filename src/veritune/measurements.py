@@ -55,7 +55,7 @@ def print_table(console: Console, table: tables.Table) -> None:
     """A report's table in the terminal, its note under it."""
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in table.header:
-        grid.add_column(Text(name))
+        grid.add_column(Text(name), overflow="fold")
     for cells in table.rows:
         grid.add_row(*map(Text, cells))
     console.print(grid)

@@ -92,7 +92,7 @@ def run_cells(
             if running:
                 time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        tell("stopping after the step in progress of every cell")
+        print("stopping after the step in progress of every cell", file=sys.stderr, flush=True)
         raise Interrupted("the sweep was stopped; the same command goes on with it") from None
     finally:
         stop(running)
