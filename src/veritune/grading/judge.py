@@ -199,6 +199,7 @@ def _compare_values(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ve
     answer_node, gold_node = _as_equation(answer, gold), _as_equation(gold, answer)
     if has_sign_choice(answer_node) or has_sign_choice(gold_node):
         same = match_unordered(_members(answer_node), _members(gold_node), equal_trees)
+        same = same or _equal_conditions(_excluded(answer), _excluded(gold))
         return Verdict(same, "plus or minus")
     return Verdict(equal_trees(answer_node, gold_node), "value")
 
@@ -219,6 +220,14 @@ def _as_equation(reading: Reading, other: Reading) -> Node:
     if other.node.kind == "relation" and reading.label not in ("", "?") and variable_names(reading.node):
         return Node("relation", (letter(reading.label), reading.node), ("=",))
     return reading.node
+
+
+def _excluded(reading: Reading) -> Reading:
+    r"""`x \ne \pm 3` as two conditions."""
+    node = reading.node
+    if node is None or node.kind != "relation" or node.value != ("!=",):
+        return reading
+    return Reading("list", items=tuple(Reading("value", node=choice) for choice in sign_choices(node)))
 
 
 def _members(node: Node) -> list[Node]:

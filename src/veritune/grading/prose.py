@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from veritune.grading.limits import UnreadableError
 from veritune.grading.literals import read_number, reads_as_product
@@ -19,7 +19,6 @@ from veritune.grading.vocabulary import (
     NAMES,
     NUMBER_WORDS,
     PREPOSITIONS,
-    PRONOUNS,
     QUANTITY_NOUNS,
     QUESTION_WORDS,
     RESULT_VERBS,
@@ -29,6 +28,7 @@ from veritune.grading.vocabulary import (
 )
 
 MAX_SENTENCE_WORDS = 20
+_PHRASING = frozenset({"a", ",", "'", "s"})
 _PUNCTUATION = frozenset([".,", ";", ":", "!", "'", '"', "(", ")", "{", "}", "-", "`", "[", "]"]) | {"{", "}", "..."}
 
 
@@ -70,32 +70,46 @@ def _asks(tokens: Sequence[Token]) -> bool:
     return first in QUESTION_WORDS and tokens[1:2] != [] and tokens[1].kind in ("word", "text") and not states
 
 
+_HARMLESS_BETWEEN: dict[str, Callable[[str, str], bool]] = {
+    "can": lambda before, following: following != "be",
+    "squared": lambda before, following: before in UNIT_SYNONYMS,
+    "cubed": lambda before, following: before in UNIT_SYNONYMS,
+    "times": lambda before, following: following in ("", "a", "per", "each"),
+    "over": lambda before, following: before == "left",
+    "such": lambda before, following: following != "as",
+    "all": lambda before, following: following == "together",
+    "long": lambda before, following: following != "as",
+    "least": lambda before, following: following == "common",
+    "raised": lambda before, following: following != "to",
+    "after": lambda before, following: following in ("that", "this"),
+    "up": lambda before, following: following != "to" and (before.endswith("ed") or before in COPULAS),
+}
+"""Blockers that the words before and after them can make harmless."""
+
+
 def _is_harmless(tokens: Sequence[Token], index: int, value_start: int) -> bool:
     """Whether the word is no blocker, or none where it stands."""
     word = tokens[index].text.lower()
-    before = tokens[index - 1].text.lower() if index else ""
-    following = tokens[index + 1].text.lower() if index + 1 < len(tokens) else ""
-    if word == "can":
-        return following != "be"
-    if word not in BLOCKERS:
+    if word in _HARMLESS_BETWEEN:
+        before = tokens[index - 1].text.lower() if index else ""
+        following = tokens[index + 1].text.lower() if index + 1 < len(tokens) else ""
+        harmless = _HARMLESS_BETWEEN[word](before, following)
+    elif word not in BLOCKERS:
         return True
-    if word in ("squared", "cubed"):
-        harmless = before in UNIT_SYNONYMS
-    elif word == "all":
-        harmless = following == "together"
-    elif word == "raised":
-        harmless = following != "to"
     elif word == "pi":
         harmless = tokens[index].kind == "word"
-    elif word == "times":
-        harmless = following in ("", "a", "per", "each")
-    elif word == "over":
-        harmless = before == "left"
-    elif word == "such":
-        harmless = following != "as"
+    elif word in ("more", "less", "fewer", "than"):
+        harmless = _compares_amounts(tokens, index, value_start)
     else:
-        harmless = word == "for" and _names_a_purpose(tokens, index)
-    return harmless or (word in SUBJECT_NOUNS and index < value_start - 1) or _counts_something(tokens, index)
+        harmless = word == "for" and (_names_a_purpose(tokens, index) or _measures(tokens, index))
+    return harmless or _names_subject(tokens, index, value_start) or _counts_something(tokens, index)
+
+
+def _names_subject(tokens: Sequence[Token], index: int, value_start: int) -> bool:
+    """`The remainder is 3` says of what; `a multiple of 3` is another number."""
+    if tokens[index].text.lower() not in SUBJECT_NOUNS or index + 1 >= value_start:
+        return False
+    return tokens[index + 1].text != "of" or index + 2 < value_start
 
 
 def _names_a_purpose(tokens: Sequence[Token], index: int) -> bool:
@@ -108,6 +122,27 @@ def _names_a_purpose(tokens: Sequence[Token], index: int) -> bool:
         if not is_wordy(tokens, following) and tokens[following].text not in ("a", "."):
             return False
     return True
+
+
+def _measures(tokens: Sequence[Token], index: int) -> bool:
+    """`biked for 79 miles`."""
+    following = tokens[index + 1 : index + 3]
+    return index > 1 and len(following) == 2 and following[0].kind == "number" and _is_measure(following[1])
+
+
+def _compares_amounts(tokens: Sequence[Token], index: int, value_start: int) -> bool:
+    """`She has 14 more ounces than Lazlo` states 14; `14 more than x` and `14 ounces less than half` compute."""
+    number = next((i for i, token in enumerate(tokens) if token.kind == "number"), len(tokens))
+    rest = range(number + 1, len(tokens))
+    if index == number + 1 == len(tokens) - 1 and tokens[index].text == "more":
+        return True  # `He needs 36 more`
+    if value_start < 2 or number >= index:
+        return False
+    if not all(is_wordy(tokens, i) or tokens[i].text in (*_PHRASING, ".") for i in rest):
+        return False
+    after_number = tokens[number + 1].text.lower()
+    than = next((i for i in rest if tokens[i].text.lower() == "than"), len(tokens))
+    return than > number + 2 and than + 1 < len(tokens) and after_number != "or"
 
 
 def _counts_something(tokens: Sequence[Token], index: int) -> bool:
@@ -170,19 +205,25 @@ def _after_receiver(tokens: Sequence[Token], start: int, limit: int) -> int:
     while value > start and tokens[value - 1].kind == "sign" and tokens[value - 1].text in "$-€£":
         value -= 1
     between = range(start, value)
-    if (
-        not between
-        or limit == len(tokens)
-        or not all(is_wordy(tokens, index) or tokens[index].text == "a" for index in between)
-    ):
+    if limit == len(tokens) or not all(is_wordy(tokens, index) or tokens[index].text in _PHRASING for index in between):
         return start
-    is_clause = start > 0 or any(tokens[index].text.lower() in PRONOUNS or _is_past(tokens[index]) for index in between)
+    is_clause = start > 0 or len(between) > 1
     several = sum(token.kind == "number" for token in tokens) > 1
-    return start if several or not is_clause or tokens[value - 1].text.lower() in PREPOSITIONS else value
+    return value if is_clause and not several and _may_precede(tokens, value) else start
 
 
-def _is_past(token: Token) -> bool:
-    return len(token.text) > 4 and token.text.endswith("ed")
+def _may_precede(tokens: Sequence[Token], value: int) -> bool:
+    """Whether the word before the number leaves it what the sentence states."""
+    before = tokens[value - 1].text.lower() if value else ""
+    if before == "of":
+        return value > 2 and (tokens[value - 2].text.lower() in QUANTITY_NOUNS or tokens[value - 3].text.lower() == "a")
+    if before == "for":
+        return value + 1 < len(tokens) and _is_measure(tokens[value + 1])
+    return before not in PREPOSITIONS and before != ","
+
+
+def _is_measure(token: Token) -> bool:
+    return token.kind in ("word", "text") and token.text.lower() in UNIT_SYNONYMS
 
 
 def _is_filler(tokens: Sequence[Token], index: int) -> bool:
@@ -239,7 +280,7 @@ def number_words(tokens: Sequence[Token]) -> Sequence[Token]:
     position = 0
     while position < len(tokens):
         value, after = _word_number(tokens, position)
-        if after == position:
+        if after == position or _counts_subjects(tokens, position):
             result.append(tokens[position])
             position += 1
             continue
@@ -248,6 +289,15 @@ def number_words(tokens: Sequence[Token]) -> Sequence[Token]:
         result.append(Token("number", str(value), spaced))
         position = _append_fraction(tokens, position, result)
     return result
+
+
+def _counts_subjects(tokens: Sequence[Token], position: int) -> bool:
+    """Whether the numeral only says who: `The two brothers drank 36 ounces`."""
+    if position == 0 or tokens[position].kind == "number" or position + 2 >= len(tokens):
+        return False
+    is_definite = tokens[position - 1].text.lower() in ("the", "these", "those", "his", "her", "their")
+    is_noun = is_wordy(tokens, position + 1) and not _numeric_word(tokens[position + 1])
+    return is_definite and is_noun and any(token.kind == "number" for token in tokens[position + 2 :])
 
 
 def _spoken_signs(tokens: Sequence[Token]) -> Sequence[Token]:

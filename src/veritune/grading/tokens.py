@@ -112,7 +112,7 @@ def tokenize(text: str) -> list[Token]:
     if any(token.kind == "command" and token.text in TEXT_COMMANDS for token in tokens):
         tokens = _mark_text(tokens)
     if any("," in token.text and token.kind == "number" for token in tokens):
-        tokens = _resolve_commas(tokens, commas_are_spaced=", " in text)
+        tokens = _resolve_commas(tokens, commas_are_spaced=", " in text.replace(", - ", ",-"))
     return tokens
 
 

@@ -109,6 +109,8 @@ def _add_word(
         dimensions.update({above: 1, below: -1})
     elif symbol:
         dimensions[symbol] = dimensions.get(symbol, 0) + exponent
+    elif len(lowered) == 1 and lowered not in UNIT_STOP_WORDS:
+        return False
     elif lowered not in UNIT_STOP_WORDS:
         nouns.add(singular(lowered))
         return abs(exponent) == 1

@@ -28,7 +28,7 @@ NAMES = FUNCTIONS | GREEK_LETTERS | CONSTANT_WORDS
 LETTER_WORDS = words(
     "am an as at be by do go he hi if in is it me my no of oh ok on or so to up us we and not odd yes red add ace any "
     "all for how low now own act arc bet dot ego fly mm cm km kg mg ml mi ft yd lb oz hr pm sq cu cc mph kph rpm sec "
-    "min rad "
+    "min rad pts "
     "per sum god dog cat bit men two six ten one the set one new log"
 )
 """Short words that are never a product of variables."""
@@ -134,7 +134,8 @@ COPULAS = words(
 """Words right after which a sentence states its value."""
 
 FILLERS = words(
-    "exactly just simply clearly thus therefore so hence then equal a an the total of only now also given by value "
+    "exactly just simply clearly thus therefore so hence then overall altogether together combined finally "
+    "equal a an the total of only now also given by value "
     "precisely number him her them me us you he she it they each"
 )
 """Words between the copula and the value, or around a value, that change nothing."""
@@ -156,7 +157,7 @@ QUESTION_WORDS = words("what which who why how is are does do did can could")
 DETERMINERS = words("the this that these those a an each every her his its their our my your")
 PREPOSITIONS = words(
     "of to from by on in at than with until per into like as and or for over under off out into onto "
-    "page question step chapter problem room section exercise figure case part line equation example"
+    "day page question step chapter problem room section exercise figure case part line equation example"
 )
 """Words right before a number that keep it from being what the sentence states."""
 
@@ -206,7 +207,8 @@ BLOCKERS = words(
     infinity infinite dividing adding multiplying tends approaches converges diverges goes increases decreases
     grand mil bn
     let undefined rounded truncated etc wait actually ignore ballpark digit digits reciprocal inverse
-    opposite complement logarithm ends iff dne too
+    opposite complement logarithm ends iff dne too following next previous preceding successor predecessor
+    halved quartered lessened tops long
     """
 )
 """Words that make a number part of a bound, a hedge, a condition, a negation or a further computation."""
