@@ -166,7 +166,10 @@ def text_of(tokens: Sequence[Token]) -> str:
         if len(kept) > 1 and kept[0] in ("the", "a", "an", "on", "at"):
             kept = kept[1:]
         return " ".join(kept)
-    return " ".join(token.text.casefold() if is_wordy(tokens, i) else token.text for i, token in enumerate(tokens))
+    return " ".join(
+        token.text.casefold() if len(token.text) > 1 and is_wordy(tokens, index) else token.text
+        for index, token in enumerate(tokens)
+    )
 
 
 def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
