@@ -7,10 +7,12 @@ of them, in the hub's folder form under `assets/`.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -133,6 +135,8 @@ def load_policy(
         if not (folder / "config.json").is_file():
             raise ConfigError(f"policy is {name!r}, but that is no model folder: it has no config.json")
         location = str(folder)
+    else:
+        _require_reachable(location)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=dtype)
@@ -143,6 +147,29 @@ def load_policy(
         raise ConfigError(f"chat is True, but the tokenizer of policy {name!r} has no chat template; leave chat off")
     model.to(device or torch.device("cpu")).eval()
     return replace(as_policy(model, tokenizer, name), chat=chat)
+
+
+def _require_reachable(hub_id: str) -> None:
+    """Refuse a hub id that is neither in the cache nor to be had, before the hub's client tries for minutes."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
+    except HFValidationError as error:
+        raise ConfigError(f"policy is {hub_id!r}; it must be embedded, a folder that exists, or a hub id") from error
+    if cached:
+        return
+    host = urlsplit(constants.ENDPOINT).hostname
+    try:
+        if constants.HF_HUB_OFFLINE:
+            raise OSError("HF_HUB_OFFLINE is set")
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise ConfigError(
+            f"policy is {hub_id!r}, which is no folder and not in the hub's cache, "
+            f"and the hub cannot be reached ({error})"
+        ) from error
 
 
 def as_policy(model: Any, tokenizer: Any, name: str = "policy") -> Policy:
