@@ -177,7 +177,7 @@ PHRASES = {
 
 SUBJECT_NOUNS = words(
     "minimum maximum remainder divisor difference product quotient range factor multiple limit root power exponent "
-    "digit digits first initial between third fourth fifth"
+    "digit digits expected imaginary reduced floor ceiling increased first initial between third fourth fifth"
 )
 """Blockers that only name what a sentence is about where they stand before `is`: `The remainder is 3`."""
 
@@ -209,6 +209,10 @@ BLOCKERS = words(
     let undefined rounded truncated etc wait actually ignore ballpark digit digits reciprocal inverse
     opposite complement logarithm ends iff dne too following next previous preceding successor predecessor
     halved quartered lessened tops long
+    usually sometimes often typically generally occasionally theoretically potentially supposedly allegedly tentatively
+    conditionally hypothetically arguably predicted predicts predict guessed guesses expected expects hoped claims
+    claimed lied wished wanted imaginary speculative tentative unverified unconfirmed pending rejected discarded
+    incorrectly mistaken bogus fake increased reduced lowered negated inverted trebled floored ceiling floor cap
     """
 )
 """Words that make a number part of a bound, a hedge, a condition, a negation or a further computation."""
