@@ -47,6 +47,12 @@ def test_every_flag_of_every_command_has_help(capsys, command):
     assert "None" not in out
 
 
+def test_help_begins_with_what_the_command_is_about(capsys):
+    _, out, _ = run(capsys, "grpo", "--help")
+    places = [out.index(f"--{flag} ") for flag in ("group-size", "learning-rate", "policy", "gpu-memory-utilization")]
+    assert places == sorted(places)
+
+
 def test_flags_go_over_the_file_and_the_file_over_the_defaults(capsys, tmp_path, policy_folder):
     settings = tmp_path / "settings.toml"
     settings.write_text(f'policy = "{policy_folder}"\nseed = 5\nlearning_rate = 1e-5\n')

@@ -129,7 +129,7 @@ def _load(name: str) -> Any:
 def _parameters(config_class: type) -> list[inspect.Parameter]:
     documentation, kinds = configs.field_documentation(config_class), configs.field_types(config_class)
     parameters = []
-    for field in dataclasses.fields(config_class):
+    for field in _nearest_first(config_class):
         kind, text = kinds[field.name], documentation[field.name]
         if field.metadata.get("argument"):
             required = field.default is dataclasses.MISSING
@@ -146,6 +146,15 @@ def _parameters(config_class: type) -> list[inspect.Parameter]:
     from_file = typer.Option(None, "--config", help="A TOML file of these settings; flags go over it.", metavar="FILE")
     debug = typer.Option(False, "--debug", help="Show the traceback of an error.")
     return [*parameters, _parameter("config", Path | None, from_file), _parameter("debug", bool, debug)]
+
+
+def _nearest_first(config_class: type) -> list[dataclasses.Field]:
+    """The fields that the class itself declares, then its parents': what a command is about comes first in its help."""
+    distance: dict[str, int] = {}
+    for steps, parent in enumerate(config_class.__mro__):
+        for name in inspect.get_annotations(parent):
+            distance.setdefault(name, steps)
+    return sorted(dataclasses.fields(config_class), key=lambda field: distance[field.name])
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
