@@ -49,7 +49,7 @@ def test_every_flag_of_every_command_has_help(capsys, command):
 
 def test_help_begins_with_what_the_command_is_about(capsys):
     _, out, _ = run(capsys, "grpo", "--help")
-    places = [out.index(f"--{flag} ") for flag in ("group-size", "learning-rate", "policy", "gpu-memory-utilization")]
+    places = [out.index(f"--{flag} ") for flag in ("group-size", "schedule", "policy", "gpu-memory-utilization")]
     assert places == sorted(places)
 
 
