@@ -315,6 +315,8 @@ def test_control_c_saves(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with ScriptedEndpoint([answers(fenced(AXES)), STALLS]) as endpoint:
         code = (
+            # A suite that runs in the background inherits a SIGINT that is ignored.
+            "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "from pathlib import Path\nfrom veritune.discovery import *\n"
             f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), model='scripted', "
             f"base_url={endpoint.base_url!r}))"
