@@ -19,7 +19,7 @@ import torch
 
 from veritune.configs import CommonConfig, from_mapping, read_toml, to_toml
 from veritune.engines import create_engine
-from veritune.errors import CheckpointError, ConfigError
+from veritune.errors import ConfigError
 from veritune.policies import choose_device, choose_dtype, load_policy
 from veritune.report import write_report
 from veritune.runs import Checkpoint, RunFolder
@@ -162,10 +162,3 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() or None
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a place that cannot hold a run before anything slow is loaded."""
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not os.access(existing, os.W_OK):
-        raise CheckpointError(f"cannot write {path}: {existing} is not writable")

@@ -66,6 +66,10 @@ class Sampling:
         if any(not string for string in self.stop):
             raise ConfigError(f"stop is {self.stop!r}; every stop string must have at least one character")
 
+    def end_of_stop(self, text: str) -> int | None:
+        """Where the first stop string to be completed in `text` ends; None where it holds none."""
+        return min((text.find(string) + len(string) for string in self.stop if string in text), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:

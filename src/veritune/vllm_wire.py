@@ -64,10 +64,5 @@ def as_completion(
     if isinstance(stop_reason, str):
         # A stop string may end inside its last token: the text ends with the string, the ids with that token.
         reason = "stop"
-        text = text[: first_end(text, sampling.stop)]
+        text = text[: sampling.end_of_stop(text)]
     return Completion(tuple(prompt), tuple(ids), text, tuple(logprobs), reason, version)
-
-
-def first_end(text: str, stop: Sequence[str]) -> int | None:
-    """Where the first stop string to be completed in `text` ends; None without one."""
-    return min((text.find(string) + len(string) for string in stop if string in text), default=None)

@@ -16,7 +16,6 @@ from veritune.errors import EngineError
 from veritune.http_json import EndpointError, post_events
 from veritune.randomness import derive_seed
 from veritune.types import Completion, FinishReason, Sampling
-from veritune.vllm_wire import first_end
 
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
@@ -107,7 +106,7 @@ class APIEngine:
         with closing(post_events(self.url, payload, seconds=self.seconds, api_key=self.api_key)) as events:
             for piece, values, finish_reason in self._pieces(events):
                 text, logprobs, ended = text + piece, [*logprobs, *values], finish_reason or ended
-                end = first_end(text, sampling.stop)
+                end = sampling.end_of_stop(text)
                 if end is not None:
                     text, ended = text[:end], "stop string"
                     break

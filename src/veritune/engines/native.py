@@ -82,7 +82,7 @@ class NativeEngine:
         text = self.texts.decode(ids)
         if reason == "stop":
             # A stop string may end inside its last token: the text ends with the string, the ids with that token.
-            text = text[: _first_end(text, decoder.sampling.stop)]
+            text = text[: decoder.sampling.end_of_stop(text)]
         logprobs = tuple(decoder.logprobs[row, :length].tolist())
         prompt = tuple(decoder.prompts[row // decoder.sampling.n])
         return Completion(prompt, ids, text, logprobs, reason, self.weights_version)
@@ -116,11 +116,6 @@ class TokenTexts:
         window = 4 * max(len(string) for string in stop) + 4
         text = self.decode(ids[-window:])
         return any(string in text for string in stop)
-
-
-def _first_end(text: str, stop: tuple[str, ...]) -> int:
-    ends = [text.find(string) + len(string) for string in stop if string in text]
-    return min(ends, default=len(text))
 
 
 BLOCK = 32
