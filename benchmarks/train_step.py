@@ -17,10 +17,14 @@ from torch import Tensor
 
 from veritune.engines.native import NativeEngine
 from veritune.policies import Policy, encode_prompts, load_policy
-from veritune.primitives import get_response_log_probs, group_advantages, grpo_microbatch_train_step
+from veritune.primitives import (
+    get_response_log_probs,
+    group_advantages,
+    grpo_microbatch_train_step,
+    pad_prompt_and_response,
+)
 from veritune.recipes.grpo import GRPOConfig, accumulate_gradient
 from veritune.tasks.countdown import CountdownTask
-from veritune.training import cut_microbatches
 from veritune.types import Rollout, Sampling
 
 
@@ -44,13 +48,10 @@ def record_rollouts(policy: Policy) -> list[Rollout]:
 
 def padded_step(policy: Policy, rollouts: list[Rollout], microbatch_size: int) -> None:
     """What a plain loop does: rows as they come, padded to the longest of all, whole logits."""
-    prompts = [rollout.completion.prompt_ids for rollout in rollouts]
-    responses = [rollout.completion.ids for rollout in rollouts]
-    rows = range(len(rollouts))
-    (batch,) = cut_microbatches(prompts, responses, rows, token_budget=1 << 60, device=torch.device("cpu"))
-    place = {row: index for index, row in enumerate(batch.rows)}
-    order = torch.tensor([place[row] for row in rows])
-    input_ids, labels, mask = batch.input_ids[order], batch.labels[order], batch.response_mask[order]
+    batch = pad_prompt_and_response(
+        [rollout.completion.prompt_ids for rollout in rollouts], [rollout.completion.ids for rollout in rollouts], 0
+    )
+    input_ids, labels, mask = batch["input_ids"], batch["labels"], batch["response_mask"]
     advantages = torch.tensor([[rollout.advantage] for rollout in rollouts])
     for start in range(0, len(rollouts), microbatch_size):
         part = slice(start, start + microbatch_size)

@@ -16,7 +16,7 @@ import pytest
 
 LAYERS = {
     0: ["errors"],
-    1: ["types", "randomness"],
+    1: ["types", "randomness", "packing", "head"],
     2: [
         *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
         *("canary", "http_json", "processes", "vllm_wire", "budget"),

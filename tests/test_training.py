@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veritune.errors import EngineError, TrainingError
-from veritune.primitives import get_response_log_probs
+from veritune.primitives import get_response_log_probs, pad_prompt_and_response
 from veritune.training import (
     clip_and_step,
     cut_microbatches,
@@ -20,6 +20,7 @@ from veritune.training import (
     require_version,
     scheduled_learning_rate,
     score_responses,
+    supervised_gradient,
 )
 from veritune.types import Completion, Example
 
@@ -37,11 +38,23 @@ def test_every_row_is_in_one_microbatch_within_the_budget(lengths, budget):
     microbatches = cut_microbatches(prompts, responses, range(len(lengths)), token_budget=budget, device=CPU)
     assert Counter(row for microbatch in microbatches for row in microbatch.rows) == Counter(range(len(lengths)))
     for microbatch in microbatches:
-        assert microbatch.input_ids.numel() <= budget or len(microbatch.rows) == 1
-        for index, row in enumerate(microbatch.rows):
-            assert microbatch.labels[index][microbatch.response_mask[index]].tolist() == responses[row]
-            size = len(prompts[row]) + len(responses[row]) - 1
-            assert microbatch.input_ids[index, :size].tolist() == (prompts[row] + responses[row])[:-1]
+        assert microbatch.packed.input_ids.numel() <= budget or len(microbatch.rows) == 1
+        assert microbatch.packed.labels.tolist() == [token for row in microbatch.rows for token in responses[row]]
+        assert microbatch.response_mask.sum(dim=1).tolist() == [len(responses[row]) for row in microbatch.rows]
+
+
+def test_siblings_stand_together_and_their_prompt_counts_once_a_microbatch():
+    prompts = [[1, 2, 3], [4, 5, 6], [1, 2, 3], [1, 2, 3]]
+    responses = [[7, 8], [7], [9, 9, 9], [8]]
+    cut = cut_microbatches(prompts, responses, range(4), token_budget=6, device=CPU)
+    # Row 0 takes 3 + 1, row 2 the 2 that are left, row 3 nothing; row 1's prompt finds no room.
+    assert [batch.rows for batch in cut] == [[0, 2, 3], [1]]
+    assert cut[0].packed.input_ids.tolist() == [[1, 2, 3, 7, 9, 9]]
+    assert [batch.rows for batch in cut_microbatches(prompts, responses, range(4), token_budget=5, device=CPU)] == [
+        [0],
+        [2, 3],
+        [1],
+    ]
 
 
 def random_rows(policy, count, seed=0):
@@ -62,9 +75,10 @@ def test_scores_are_those_of_the_plain_path(random_policy, temperature):
         output.logits = output.logits / temperature
         return output
 
-    plain = get_response_log_probs(tempered, batch.input_ids, batch.labels)["log_probs"]
+    padded = pad_prompt_and_response([prompts[row] for row in batch.rows], [responses[row] for row in batch.rows], 0)
+    plain = get_response_log_probs(tempered, padded["input_ids"], padded["labels"])["log_probs"]
     scored = score_responses(random_policy.model, batch, temperature)
-    torch.testing.assert_close(scored, plain * batch.response_mask, rtol=0, atol=2e-5)
+    torch.testing.assert_close(scored, plain[padded["response_mask"]], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("budget", [1, 40, 77, 10_000])
@@ -77,7 +91,7 @@ def test_a_cut_does_not_change_the_gradient(random_policy, budget):
     def gradient(token_budget, dtype):
         model = copy.deepcopy(random_policy.model).to(dtype)
         for microbatch in cut_microbatches(prompts, responses, range(9), token_budget=token_budget, device=CPU):
-            (-score_responses(model, microbatch, 1.0).sum() / total).backward()
+            supervised_gradient(model, microbatch, total)
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
 
     reference = gradient(10_000, torch.float64)
@@ -87,7 +101,7 @@ def test_a_cut_does_not_change_the_gradient(random_policy, budget):
 
 def test_responses_are_laid_out_as_the_mask():
     mask = torch.tensor([[False, True, True], [True, False, False]])
-    padded = pad_responses([torch.tensor([1.0, 2.0]), torch.tensor([3.0])], mask)
+    padded = pad_responses(torch.tensor([1.0, 2.0, 3.0]), mask)
     assert padded.tolist() == [[0, 1, 2], [3, 0, 0]]
 
 

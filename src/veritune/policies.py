@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from veritune.errors import ConfigError, DataError
+from veritune.packing import PackedRows, Packing, packed_attention
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -51,14 +52,19 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    packing: Packing | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' own attention, but for decode steps on a CPU: there, two batched matrix products.
+    """transformers' own attention, but for packed sequences, and for decode steps on a CPU: two batched products.
 
-    `query` (B, H, 1, D), `key` and `value` (B, K, T, D) with H a multiple of K, an additive mask (B, 1, 1, T) of
-    floats. torch's CPU kernel takes 2.6 times as long for a single query, as long as T is all that is allocated.
-    Returns (B, 1, H, D).
+    `query` (B, H, T, D), `key` and `value` (B, K, T, D) with H a multiple of K. Packed, B is 1 and the mask is not
+    looked at. A decode step has one query a row and an additive mask (B, 1, 1, T) of floats; torch's CPU kernel takes
+    2.6 times as long for it, as long as T is all that is allocated. Returns (B, T, H, D).
     """
+    if packing is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+        return packed_attention(query, key, value, packing, scale)[None], None
     decoding = query.shape[2] == 1 and query.device.type == "cpu" and not query.requires_grad
     if not decoding or attention_mask is None or attention_mask.dtype == torch.bool:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -73,6 +79,18 @@ def attention(
 
 AttentionInterface.register(ATTENTION, attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def packed_hidden_states(model: Any, packed: PackedRows) -> Tensor:
+    """The last hidden state that predicts each response token, (R, H), of a model that `as_policy` has wrapped."""
+    output = model.base_model(
+        input_ids=packed.input_ids,
+        position_ids=packed.position_ids,
+        attention_mask=packed.input_ids.new_empty(1, 1, 1, 1),  # of four dimensions, so that none is made
+        packing=packed.packing,
+        use_cache=False,
+    )
+    return output.last_hidden_state[0].index_select(0, packed.predictors)
 
 
 @dataclass(frozen=True)

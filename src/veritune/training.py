@@ -24,8 +24,9 @@ from veritune.canary import load_proven_weights
 from veritune.configs import CommonConfig
 from veritune.errors import CheckpointError, DataError, EngineError, Interrupted, TrainingError
 from veritune.evaluate import Group, evaluate, log_generations
-from veritune.policies import Policy, encode_prompts, save_policy
-from veritune.primitives import pad_prompt_and_response, selected_log_probs
+from veritune.head import TokenLoss, score_and_differentiate, score_tokens
+from veritune.packing import PackedRows, pack_rows
+from veritune.policies import Policy, encode_prompts, packed_hidden_states, save_policy
 from veritune.randomness import derive_seed
 from veritune.runs import Checkpoint, RunFolder
 from veritune.types import Completion, Engine, Example, Sampling, Task
@@ -38,15 +39,12 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Some rows of a batch, padded right to the longest of them."""
+    """Some rows of a batch, packed into one sequence without padding, each prompt once."""
 
     rows: list[int]
-    """Which rows of the batch these are."""
-    input_ids: Tensor  # (B, T)
-    labels: Tensor  # (B, T)
-    response_mask: Tensor  # (B, T), True where the label is a response token
-    tokens: int
-    """Prompt and response tokens, padding left out."""
+    """Which rows of the batch these are, in the order in which they are packed."""
+    packed: PackedRows
+    response_mask: Tensor  # (B, T), True at the first `length` places of each row's response, T the longest
 
 
 def cut_microbatches(
@@ -57,47 +55,74 @@ def cut_microbatches(
     token_budget: int,
     device: torch.device,
 ) -> list[Microbatch]:
-    """Cut `rows` into microbatches of at most `token_budget` positions, padding included, longest rows first.
+    """Cut `rows` into microbatches of at most `token_budget` positions, rows with the same prompt side by side.
 
-    Rows of like length stand together, so that little is padded; a row longer than the budget stands alone.
+    A prompt counts once in each microbatch that holds some of its responses; a row longer than the budget stands alone.
     """
-    lengths = {row: len(prompts_ids[row]) + len(responses_ids[row]) - 1 for row in rows}
+    siblings: dict[tuple[int, ...], list[int]] = {}
+    for row in rows:
+        siblings.setdefault(tuple(prompts_ids[row]), []).append(row)
     groups: list[list[int]] = []
-    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
-        if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]] > token_budget:
-            groups.append([])
-        groups[-1].append(row)
+    room = 0
+    for prompt, members in siblings.items():
+        joined = False  # whether the present microbatch holds the prompt
+        for row in members:
+            inputs = max(len(responses_ids[row]) - 1, 0)
+            needed = inputs if joined else inputs + len(prompt)
+            if not groups or needed > room:
+                groups.append([])
+                room, needed = token_budget, inputs + len(prompt)
+            groups[-1].append(row)
+            room, joined = room - needed, True
     return [_pack(prompts_ids, responses_ids, group, device) for group in groups]
 
 
 def _pack(
     prompts_ids: Sequence[Sequence[int]], responses_ids: Sequence[Sequence[int]], rows: list[int], device: torch.device
 ) -> Microbatch:
-    # Padding is any valid id: causal attention never looks to the right, and the mask comes from lengths.
-    padded = pad_prompt_and_response([prompts_ids[r] for r in rows], [responses_ids[r] for r in rows], pad_token_id=0)
-    tokens = sum(len(prompts_ids[row]) + len(responses_ids[row]) for row in rows)
-    return Microbatch(rows, **{name: tensor.to(device) for name, tensor in padded.items()}, tokens=tokens)
+    responses = [responses_ids[row] for row in rows]
+    lengths = torch.tensor([len(response) for response in responses])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    return Microbatch(rows, pack_rows([prompts_ids[row] for row in rows], responses, device), mask.to(device))
 
 
 def score_responses(model: Any, microbatch: Microbatch, temperature: float) -> Tensor:
-    """log p of each label under softmax(logits / temperature), (B, T), zero outside the responses.
+    """log p of each response token under softmax(logits / temperature), (R,) row by row, without a gradient.
 
-    The head is applied to response positions alone. Equal to `primitives.get_response_log_probs` there.
+    Equal to `primitives.get_response_log_probs` there.
     """
-    hidden = model.base_model(input_ids=microbatch.input_ids, use_cache=False).last_hidden_state  # (B, T, H)
-    mask = microbatch.response_mask
-    logits = model.get_output_embeddings()(hidden[mask])  # (response tokens, V)
-    if temperature != 1:
-        logits = logits / temperature
-    log_probs = selected_log_probs(logits, microbatch.labels[mask])
-    return torch.zeros(mask.shape, dtype=log_probs.dtype, device=mask.device).masked_scatter(mask, log_probs)
+    with torch.no_grad():
+        hidden = packed_hidden_states(model, microbatch.packed)
+        return score_tokens(hidden, model.get_output_embeddings(), microbatch.packed.labels, temperature)
 
 
-def pad_responses(values: Sequence[Tensor], response_mask: Tensor) -> Tensor:
-    """One value for each response token, B tensors (length,), laid out as `response_mask` (B, T), zero elsewhere."""
-    flat = torch.cat(list(values)).to(response_mask.device)
-    padded = torch.zeros(response_mask.shape, dtype=flat.dtype, device=flat.device)
-    return padded.masked_scatter(response_mask, flat)
+def add_gradient(model: Any, microbatch: Microbatch, temperature: float, token_loss: TokenLoss) -> tuple[float, Tensor]:
+    """Add the gradient of the sum of `token_loss` over the response tokens to the parameters' own.
+
+    Returns the loss and the tokens' log-probabilities (R,). TrainingError, before any gradient reaches the layers, if
+    the loss is not finite.
+    """
+    hidden = packed_hidden_states(model, microbatch.packed)
+    head_pass = score_and_differentiate(
+        hidden.detach(), model.get_output_embeddings(), microbatch.packed.labels, temperature, token_loss
+    )
+    loss = head_pass.loss.item()
+    if not math.isfinite(loss):
+        raise TrainingError(f"the loss is {loss}")
+    hidden.backward(head_pass.hidden_gradient)
+    return loss, head_pass.log_probs
+
+
+def supervised_gradient(model: Any, microbatch: Microbatch, response_tokens: int) -> float:
+    """Add the gradient of the negative log-likelihood of the response tokens, divided by how many the batch has."""
+    loss, _ = add_gradient(model, microbatch, 1.0, lambda log_probs, _: -log_probs / response_tokens)
+    return loss
+
+
+def pad_responses(values: Tensor, response_mask: Tensor) -> Tensor:
+    """One value for each response token, (R,) row by row, laid out as `response_mask` (B, T), zero elsewhere."""
+    padded = torch.zeros(response_mask.shape, dtype=values.dtype, device=values.device)
+    return padded.masked_scatter(response_mask, values)
 
 
 # --- What a step begins with -------------------------------------------------------------------------------------
@@ -390,11 +415,7 @@ def supervised_update(
         for microbatch in cut_microbatches(
             prompts, responses, range(len(pairs)), token_budget=config.microbatch_tokens, device=session.device
         ):
-            microbatch_loss = -score_responses(model, microbatch, temperature=1.0).sum() / response_tokens
-            if not torch.isfinite(microbatch_loss):
-                raise TrainingError(f"the loss is {microbatch_loss.item()}")
-            microbatch_loss.backward()
-            loss += microbatch_loss.item()
+            loss += supervised_gradient(model, microbatch, response_tokens)
         norm = clip_and_step(model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm)
     model.eval()
     seconds = time.perf_counter() - began

@@ -7,7 +7,7 @@ policy gradient for one or several epochs over the rollouts.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from veritune.configs import TrainingConfig, require
-from veritune.errors import ConfigError, TrainingError
+from veritune.errors import ConfigError
 from veritune.evaluate import Group, response_row, summarize
 from veritune.policies import Policy, load_policy
 from veritune.primitives import (
@@ -35,6 +35,7 @@ from veritune.training import (
     Row,
     Session,
     Stopwatch,
+    add_gradient,
     clip_and_step,
     cut_microbatches,
     draw_batch,
@@ -156,6 +157,11 @@ class GRPOConfig(TrainingConfig):
     def off_policy(self) -> bool:
         """Whether some update uses rollouts of weights older than its own."""
         return self.epochs_per_rollout_batch > 1 or self.train_batch_size < self.rollout_batch_size
+
+    @property
+    def sequence_level(self) -> bool:
+        """Whether a token's loss depends on the other tokens of its response."""
+        return "response_mask" in POLICY_GRADIENT_LOSSES[self.loss_type][1]
 
     @property
     def corrects_importance(self) -> bool:
@@ -284,7 +290,7 @@ def update_policy(
     learning_rate = scheduled_learning_rate(
         config.learning_rate, step, config.steps, config.warmup_steps, config.schedule
     )
-    old_log_probs = score_rollouts(config, policy, rollouts) if config.off_policy else None
+    old_log_probs = old_policy_log_probs(config, policy, rollouts) if config.off_policy else None
     reference_log_probs = score_rollouts(config, reference, rollouts) if reference else None
     totals: dict[str, list[float]] = {}
     policy.model.train()
@@ -302,6 +308,8 @@ def update_policy(
             for name, value in metrics.items():
                 totals.setdefault(name, []).append(value)
     policy.model.eval()
+    # The later updates of a batch change the weights that sampled it: only the first one shows the engine's mismatch.
+    totals["mismatch_kl"] = totals["mismatch_kl"][:1]
     train_tokens = sum(totals.pop("train_tokens"))
     return {
         **{name: sum(values) / len(values) for name, values in totals.items()},
@@ -324,23 +332,20 @@ def accumulate_gradient(
     rows = rows_with_gradient(config, rollouts, batch)
     sums = dict.fromkeys(("loss", "clipped", "mismatch", "passed"), 0.0)
     for microbatch in rollout_microbatches(config, rollouts, rows, device):
-        mask = microbatch.response_mask
-        per_token_loss, counts = per_token_losses(
-            config, policy, rollouts, microbatch, old_log_probs, reference_log_probs
-        )
         weights = sequence_loss_weights(
-            mask,
+            microbatch.response_mask,
             config.length_normalization,
             config.normalize_constant or config.max_tokens,
             batch_size=len(batch),
             total_tokens=response_tokens,
         )
-        loss = (per_token_loss * weights).sum()
-        if not torch.isfinite(loss):
-            raise TrainingError(f"the loss is {loss.item()}")
-        loss.backward()
-        for name, value in {"loss": loss.item(), **counts}.items():
-            sums[name] += value
+        given = given_of(rollouts, microbatch, weights, old_log_probs, reference_log_probs)
+        pass_microbatch = pass_by_sequence if config.sequence_level else pass_by_token
+        loss, log_probs, clipped = pass_microbatch(config, policy, microbatch, given)
+        sums["loss"] += loss
+        sums["clipped"] += clipped
+        sums["mismatch"] += float(approximate_kl_k3(given.sampled, log_probs).sum())
+        sums["passed"] += len(log_probs)
     if not rows:  # the same update as with the rows: no gradient, but the optimiser's momentum
         for parameter in policy.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -354,40 +359,91 @@ def accumulate_gradient(
     }
 
 
-def per_token_losses(
-    config: GRPOConfig,
-    policy: Policy,
+@dataclass(frozen=True)
+class Given:
+    """What the loss of each response token needs beside its log-probability: all (R,), or all laid out (B, T)."""
+
+    weights: Tensor
+    advantages: Tensor
+    sampled: Tensor
+    """Log-probabilities under the engine that sampled the tokens."""
+    old: Tensor | None
+    reference: Tensor | None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Given:
+        return Given(*(None if each is None else change(each) for each in vars(self).values()))  # type: ignore[arg-type]
+
+
+def given_of(
     rollouts: Sequence[Rollout],
     microbatch: Microbatch,
+    weights: Tensor,
     old_log_probs: Sequence[Tensor] | None,
     reference_log_probs: Sequence[Tensor] | None,
-) -> tuple[Tensor, dict[str, float]]:
-    """The loss of every token (B, T), and sums over response tokens: clipped, mismatch with the engine, passed."""
-    rows, mask = microbatch.rows, microbatch.response_mask
-    log_probs = score_responses(policy.model, microbatch, config.temperature)  # (B, T)
-    old = pad_responses([old_log_probs[row] for row in rows], mask) if old_log_probs else None
-    advantages = torch.tensor([[rollouts[row].advantage] for row in rows], device=mask.device)  # (B, 1)
+) -> Given:
+    """What is given of a microbatch's response tokens, (R,) each; `weights` (B, T)."""
+    mask = microbatch.response_mask
+    members = [rollouts[row] for row in microbatch.rows]
+
+    def joined(values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([values[row] for row in microbatch.rows]).to(mask.device)
+
+    return Given(
+        weights[mask],
+        torch.tensor([rollout.advantage for rollout in members], device=mask.device)[:, None].expand_as(mask)[mask],
+        torch.tensor([value for rollout in members for value in rollout.completion.logprobs], device=mask.device),
+        joined(old_log_probs) if old_log_probs else None,
+        joined(reference_log_probs) if reference_log_probs else None,
+    )
+
+
+def pass_by_token(
+    config: GRPOConfig, policy: Policy, microbatch: Microbatch, given: Given
+) -> tuple[float, Tensor, float]:
+    """Add the gradient of a loss that each token has for itself: loss, log-probabilities (R,), clipped tokens."""
+    clipped = []
+
+    def token_loss(log_probs: Tensor, part: slice) -> Tensor:
+        one_token_a_row = given.map(lambda values: values[part, None])
+        loss, clips = weighted_loss(config, log_probs[:, None], one_token_a_row, torch.ones_like(log_probs[:, None]))
+        clipped.append(clips)
+        return loss
+
+    loss, log_probs = add_gradient(policy.model, microbatch, config.temperature, token_loss)
+    return loss, log_probs, float(sum(clipped))
+
+
+def pass_by_sequence(
+    config: GRPOConfig, policy: Policy, microbatch: Microbatch, given: Given
+) -> tuple[float, Tensor, float]:
+    """The same for a loss in which a sequence's tokens act on one another: its slopes first, then the gradient."""
+    mask = microbatch.response_mask
+    log_probs = score_responses(policy.model, microbatch, config.temperature).requires_grad_()
+    padded = given.map(lambda values: pad_responses(values, mask))
+    losses, clipped = weighted_loss(config, pad_responses(log_probs, mask), padded, mask)
+    (slopes,) = torch.autograd.grad(losses.sum(), log_probs)
+    add_gradient(policy.model, microbatch, config.temperature, lambda scores, part: scores * slopes[part])
+    return losses.sum().item(), log_probs.detach(), float(clipped)
+
+
+def weighted_loss(config: GRPOConfig, log_probs: Tensor, given: Given, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of every token, (B, T), zero outside `mask`, with its weight, and how many were clipped, ()."""
     loss, metadata = compute_policy_gradient_loss(
         log_probs,
         config.loss_type,
-        raw_rewards=advantages,
-        advantages=advantages,
-        old_log_probs=old,
+        raw_rewards=given.advantages[:, :1],
+        advantages=given.advantages[:, :1],
+        old_log_probs=given.old,
         cliprange=(config.cliprange, config.cliprange_high or config.cliprange),
         response_mask=mask,
     )
-    sampled = pad_responses([torch.tensor(rollouts[row].completion.logprobs) for row in rows], mask)
-    trained = log_probs.detach() if old is None else old
     if config.corrects_importance:
-        loss = loss * truncated_importance_weights(trained, sampled, config.importance_cap)
-    if reference_log_probs:
-        reference = pad_responses([reference_log_probs[row] for row in rows], mask)
-        loss = loss + config.kl_coefficient * approximate_kl_k3(log_probs, reference)
-    return loss, {
-        "clipped": float(metadata["clipped"][mask].sum()) if "clipped" in metadata else 0.0,
-        "mismatch": float(approximate_kl_k3(sampled, trained)[mask].sum()),
-        "passed": float(mask.sum()),
-    }
+        trained = log_probs.detach() if given.old is None else given.old
+        loss = loss * truncated_importance_weights(trained, given.sampled, config.importance_cap)
+    if given.reference is not None:
+        loss = loss + config.kl_coefficient * approximate_kl_k3(log_probs, given.reference)
+    clipped = metadata["clipped"][mask.bool()].sum() if "clipped" in metadata else torch.zeros(())
+    return loss * given.weights, clipped
 
 
 def rows_with_gradient(config: GRPOConfig, rollouts: Sequence[Rollout], batch: Sequence[int]) -> list[int]:
@@ -400,16 +456,26 @@ def rows_with_gradient(config: GRPOConfig, rollouts: Sequence[Rollout], batch: S
     return rows
 
 
-@torch.inference_mode()
+def old_policy_log_probs(config: GRPOConfig, policy: Policy, rollouts: Sequence[Rollout]) -> list[Tensor]:
+    """The log-probabilities of every response under the weights that sampled it: N tensors (length,).
+
+    The native engine has them: its arithmetic is the trainer's. Those of any other engine are only close, and
+    `min_tokens` changes the distribution that is sampled from.
+    """
+    if config.engine == "native" and not config.min_tokens:
+        return [torch.tensor(rollout.completion.logprobs) for rollout in rollouts]
+    return score_rollouts(config, policy, rollouts)
+
+
 def score_rollouts(config: GRPOConfig, policy: Policy, rollouts: Sequence[Rollout]) -> list[Tensor]:
-    """The log-probabilities of every response under the weights that all epochs start from: N tensors (length,)."""
+    """The log-probabilities of every response under the policy's present weights: N tensors (length,)."""
     device = next(policy.model.parameters()).device
     scored: dict[int, Tensor] = {}
     for microbatch in rollout_microbatches(config, rollouts, range(len(rollouts)), device):
         log_probs = score_responses(policy.model, microbatch, config.temperature)
-        lengths = microbatch.response_mask.sum(dim=1).tolist()
-        scored |= dict(zip(microbatch.rows, log_probs[microbatch.response_mask].split(lengths), strict=True))
-    return [scored[row].clone() for row in range(len(rollouts))]
+        lengths = [len(rollouts[row].completion.ids) for row in microbatch.rows]
+        scored |= dict(zip(microbatch.rows, log_probs.split(lengths), strict=True))
+    return [scored[row] for row in range(len(rollouts))]
 
 
 def rollout_microbatches(

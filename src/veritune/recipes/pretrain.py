@@ -19,7 +19,7 @@ from veritune.policies import Policy, new_embedded_policy, save_policy
 from veritune.prompts import fill_prompt, load_prompt
 from veritune.randomness import derive_seed
 from veritune.tasks.countdown import Problem, generate_problems
-from veritune.training import Microbatch, clip_and_step, cut_microbatches, make_optimizer, score_responses
+from veritune.training import Microbatch, clip_and_step, cut_microbatches, make_optimizer, supervised_gradient
 
 CHUNK = 2048
 """Traces that are sorted by length together, so that little is padded."""
@@ -72,13 +72,12 @@ def pretrain(config: PretrainConfig) -> None:
     model, seen, began = policy.model.train(), 0, time.perf_counter()
     recent: list[float] = []
     for step, batch in enumerate(batches(config, policy, problems, generator), start=1):
-        loss = -score_responses(model, batch, temperature=1.0).sum() / batch.response_mask.sum()
-        loss.backward()
+        loss = supervised_gradient(model, batch, response_tokens=len(batch.packed.labels))
         clip_and_step(
             model, optimizer, learning_rate=_learning_rate(config, step, seen / config.tokens), clip_grad_norm=1.0
         )
-        seen += batch.tokens
-        recent.append(loss.item())
+        seen += batch.packed.input_ids.numel()
+        recent.append(loss)
         if step % 100 == 0:
             print(
                 f"step {step}  {seen / 1e6:.1f}M tokens  loss {sum(recent) / len(recent):.4f}  "
@@ -111,7 +110,7 @@ def pretraining_text(
 def batches(
     config: PretrainConfig, policy: Policy, problems: list[Problem], generator: random.Random
 ) -> Iterator[Microbatch]:
-    """Batches of about `batch_tokens` positions, rows of like length together, until the tokens are spent."""
+    """Batches of about `batch_tokens` positions until the tokens are spent."""
     seen = 0
     while seen < config.tokens:
         habits = CAREFUL if seen < config.careful * config.tokens else CARELESS
@@ -123,5 +122,5 @@ def batches(
             token_budget=config.batch_tokens,
             device=torch.device("cpu"),
         )
-        seen += sum(batch.tokens for batch in cut)
+        seen += sum(batch.packed.input_ids.numel() for batch in cut)
         yield from generator.sample(cut, len(cut))

@@ -1,0 +1,92 @@
+"""Log-probabilities of response tokens, and the gradient of their loss, without the logits of a whole batch.
+
+Logits are made a chunk of tokens at a time. Where a gradient is wanted it is taken from the same chunk, before the next
+one is made, so that memory does not grow with tokens times vocabulary, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
+"""Logits that a chunk holds, in float32: 32 MiB on a CPU, whose caches like small ones, 512 MiB on a GPU."""
+
+TokenLoss = Callable[[Tensor, slice], Tensor]
+"""The loss of each token of a chunk, (r,), from its log-probabilities (r,) and its place among all R tokens."""
+
+
+@dataclass(frozen=True)
+class HeadPass:
+    """What one pass through the head leaves."""
+
+    loss: Tensor  # ()
+    log_probs: Tensor  # (R,), without a gradient
+    hidden_gradient: Tensor  # (R, H)
+
+
+@torch.no_grad()
+def score_tokens(hidden: Tensor, head: Any, labels: Tensor, temperature: float) -> Tensor:
+    """log softmax(head(hidden) / temperature) at the labels: (R, H) and (R,) to (R,), in float32 or better."""
+    scores = [log_probs for _, _, log_probs in _log_softmax_chunks(hidden, head, labels, temperature)]
+    return torch.cat(scores) if scores else hidden.new_zeros(0)
+
+
+@torch.no_grad()
+def score_and_differentiate(
+    hidden: Tensor, head: Any, labels: Tensor, temperature: float, token_loss: TokenLoss
+) -> HeadPass:
+    """The sum of `token_loss` over R tokens and its gradients: hidden's is returned, the head's added to its own.
+
+    `hidden` (R, H), `labels` (R,). A token's loss may depend on its own log-probability only.
+    """
+    weight, bias = head.weight, getattr(head, "bias", None)
+    # Many small addends are lost in a sum of few bits.
+    weight_gradient = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=weight_gradient.dtype)
+    hidden_gradient, scores = torch.empty_like(hidden), weight_gradient.new_empty(len(labels))
+    loss = weight_gradient.new_zeros(())
+    for part, log_softmax, log_probs in _log_softmax_chunks(hidden, head, labels, temperature):
+        with torch.enable_grad():
+            leaf = log_probs.requires_grad_()
+            chunk_loss = token_loss(leaf, part).sum()
+            (slope,) = torch.autograd.grad(chunk_loss, leaf)
+        loss += chunk_loss.detach()
+        scores[part] = log_probs.detach()
+        # d log p(label) / d logits = (one hot of label - softmax) / temperature
+        slope = slope / temperature
+        of_logits = log_softmax.exp_().mul_(-slope[:, None])
+        of_logits[torch.arange(len(slope), device=slope.device), labels[part]] += slope
+        of_logits = of_logits.to(hidden.dtype)
+        torch.mm(of_logits, weight, out=hidden_gradient[part])
+        if of_logits.dtype == weight_gradient.dtype:
+            weight_gradient.addmm_(of_logits.T, hidden[part])
+        else:
+            weight_gradient += of_logits.T @ hidden[part]
+        if bias_gradient is not None:
+            bias_gradient += of_logits.sum(dim=0)
+    for parameter, gradient in ((weight, weight_gradient), (bias, bias_gradient)):
+        if parameter is not None and gradient is not None and parameter.requires_grad:
+            in_its_type = gradient.to(parameter.dtype)
+            parameter.grad = in_its_type if parameter.grad is None else parameter.grad.add_(in_its_type)
+    return HeadPass(loss, scores, hidden_gradient)
+
+
+def _log_softmax_chunks(
+    hidden: Tensor, head: Any, labels: Tensor, temperature: float
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Each chunk's place, its log-softmax (r, V) in float32 or better, and that at the labels (r,)."""
+    budget = CHUNK_LOGITS["cuda" if hidden.is_cuda else "cpu"]
+    size = max(1, budget // head.weight.shape[0])
+    for start in range(0, len(labels), size):
+        part = slice(start, start + size)
+        logits = head(hidden[part])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if temperature != 1:
+            logits.div_(temperature)
+        logits -= logits.logsumexp(dim=-1, keepdim=True)
+        yield part, logits, logits.gather(-1, labels[part, None])[:, 0]

@@ -1,0 +1,303 @@
+"""Attention over a packed sequence: no padding, and a prompt's keys and values shared by all of its responses.
+
+Rows are laid end to end, each prompt once and its responses behind it: p p p a a b b b  q q c c. Every segment attends
+to itself, causally; a response also attends to the whole of its prompt. Both parts are ordinary attention, so each runs
+in the platform's flash kernel, and their results are joined by their log-sum-exps (Milakov and Gimelshein 2018,
+arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). The kernels' backward needs the output and log-sum-exp of the
+whole alone, so that it is exact part by part too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Runs of queries, laid end to end, and the run of keys that each attends to, laid end to end as well."""
+
+    queries: tuple[int, ...]
+    """Length of each run of queries; none is empty."""
+    keys: tuple[int, ...]
+    """Length of its run of keys; none is empty."""
+
+    @cached_property
+    def bounds(self) -> list[tuple[int, int, int, int]]:
+        """(first query, one past the last, first key, one past the last) of each span."""
+        query_ends, key_ends = accumulate(self.queries), accumulate(self.keys)
+        return [
+            (query_end - query, query_end, key_end - key, key_end)
+            for query, key, query_end, key_end in zip(self.queries, self.keys, query_ends, key_ends, strict=True)
+        ]
+
+    def cumulative(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Where each run begins and the last one ends, (spans + 1,) int32, of queries and of keys."""
+        ends = [[0, *accumulate(lengths)] for lengths in (self.queries, self.keys)]
+        queries, keys = (torch.tensor(each, dtype=torch.int32, device=device) for each in ends)
+        return queries, keys
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which positions of one packed sequence of length N attend to which."""
+
+    own: Spans
+    """Every prompt and every response, attending to itself."""
+    across: Spans
+    """All responses of a prompt, attending to that prompt."""
+    response_positions: Tensor  # (sum of across.queries,)
+    prompt_positions: Tensor  # (sum of across.keys,)
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows of (prompt, response) as one sequence. A response's last token predicts nothing and is left out."""
+
+    input_ids: Tensor  # (1, N)
+    position_ids: Tensor  # (1, N), the place of each token in its own row
+    packing: Packing
+    predictors: Tensor  # (R,), for each response token the position of the token before it
+    labels: Tensor  # (R,), the response tokens, row by row
+
+
+def pack_rows(
+    prompts_ids: Sequence[Sequence[int]], responses_ids: Sequence[Sequence[int]], device: torch.device
+) -> PackedRows:
+    """Pack B rows; rows that stand side by side and have equal prompts share one copy of it."""
+    ids: list[int] = []
+    positions: list[int] = []
+    predictors: list[int] = []
+    own: list[int] = []
+    across: list[tuple[int, int]] = []
+    first = 0  # of the present prompt
+    for row, (prompt, response) in enumerate(zip(prompts_ids, responses_ids, strict=True)):
+        if row == 0 or tuple(prompt) != tuple(prompts_ids[row - 1]):
+            first = len(ids)
+            ids += prompt
+            positions += range(len(prompt))
+            own.append(len(prompt))
+            across.append((0, len(prompt)))
+        inputs = response[:-1]
+        if response:
+            predictors += [first + len(prompt) - 1, *range(len(ids), len(ids) + len(inputs))]
+        if inputs:
+            ids += inputs
+            positions += range(len(prompt), len(prompt) + len(inputs))
+            own.append(len(inputs))
+            across[-1] = (across[-1][0] + len(inputs), len(prompt))
+
+    def tensor(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    shared = [(queries, keys) for queries, keys in across if queries]
+    return PackedRows(
+        tensor(ids)[None],
+        tensor(positions)[None],
+        Packing(
+            Spans(tuple(own), tuple(own)),
+            Spans(tuple(queries for queries, _ in shared), tuple(keys for _, keys in shared)),
+            *_positions(across, device),
+        ),
+        tensor(predictors),
+        tensor([token for response in responses_ids for token in response]),
+    )
+
+
+def _positions(groups: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The positions of all responses, and of the prompts that have some, for (response tokens, prompt tokens) each."""
+    responses, prompts, first = [], [], 0
+    for response_tokens, prompt_tokens in groups:
+        end = first + prompt_tokens + response_tokens
+        responses.append(torch.arange(first + prompt_tokens, end))
+        prompts.append(torch.arange(first, first + prompt_tokens if response_tokens else first))
+        first = end
+    return torch.cat(responses).to(device), torch.cat(prompts).to(device)
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float) -> Tensor:
+    """Attention over one packed sequence: `query` (N, H, D), `key` and `value` (N, K, D) with H a multiple of K.
+
+    Returns (N, H, D).
+    """
+    if key.shape[1] != query.shape[1] and not _has_flash_kernel(query):
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    output: Tensor = _PackedAttention.apply(query, key, value, packing, scale)
+    return output
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float) -> Tensor:
+        output, logsumexp = attend(query, key, value, packing.own, scale, causal=True)
+        if packing.across.queries:
+            responses, prompts = packing.response_positions, packing.prompt_positions
+            seen, seen_logsumexp = attend(
+                query[responses], key[prompts], value[prompts], packing.across, scale, causal=False
+            )
+            own_logsumexp = logsumexp[:, responses]
+            joint = torch.logaddexp(own_logsumexp, seen_logsumexp)
+            own_share, seen_share = ((part - joint).exp().T[..., None] for part in (own_logsumexp, seen_logsumexp))
+            output[responses] = (output[responses] * own_share + seen * seen_share).to(output.dtype)
+            logsumexp[:, responses] = joint
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.packing, ctx.scale = packing, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, logsumexp = ctx.saved_tensors
+        (gradient,) = gradients
+        packing = ctx.packing
+        of_query, of_key, of_value = attend_backward(
+            gradient, query, key, value, output, logsumexp, packing.own, ctx.scale, causal=True
+        )
+        if packing.across.queries:
+            responses, prompts = packing.response_positions, packing.prompt_positions
+            from_query, from_key, from_value = attend_backward(
+                gradient[responses],
+                query[responses],
+                key[prompts],
+                value[prompts],
+                output[responses],
+                logsumexp[:, responses],
+                packing.across,
+                ctx.scale,
+                causal=False,
+            )
+            of_query[responses] += from_query
+            of_key[prompts] += from_key
+            of_value[prompts] += from_value
+        return of_query, of_key, of_value, None, None
+
+
+# --- The kernels -------------------------------------------------------------------------------------------------
+
+
+def _has_flash_kernel(query: Tensor) -> bool:
+    """Whether torch's CUDA flash kernel takes these queries: whole spans at once, and fewer key than query heads."""
+    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] % 8 == 0
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Attention of each span's queries (N, H, D) to its keys (M, H, D): output (N, H, D), log-sum-exp (H, N)."""
+    if _has_flash_kernel(query):
+        bounds = (*spans.cumulative(query.device), max(spans.queries), max(spans.keys))
+        output, logsumexp, *_ = aten._flash_attention_forward(
+            query, key, value, *bounds, 0.0, causal, False, scale=scale
+        )
+        return output, logsumexp
+    output = torch.empty_like(query)
+    logsumexp = query.new_empty(query.shape[1], query.shape[0], dtype=torch.promote_types(query.dtype, torch.float32))
+    one_span = _cpu_attention if query.device.type == "cpu" else plain_attention
+    for start, stop, first, last in spans.bounds:
+        queries, keys, values = _heads_first(query[start:stop], key[first:last], value[first:last])
+        mixed, logsumexp[:, start:stop] = one_span(queries, keys, values, scale, causal)
+        output[start:stop] = mixed.transpose(0, 1)
+    return output, logsumexp
+
+
+def attend_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    spans: Spans,
+    scale: float,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values; `output` and `logsumexp` may be those of more keys than the span's."""
+    if _has_flash_kernel(query):
+        bounds = (*spans.cumulative(query.device), max(spans.queries), max(spans.keys))
+        unused = torch.empty(2, dtype=torch.uint64, device=query.device)  # the state of a dropout that there is not
+        tensors = (gradient, query, key, value, output, logsumexp.contiguous())
+        of_query, of_key, of_value = aten._flash_attention_backward(
+            *tensors, *bounds, 0.0, causal, unused, unused[:0], scale=scale
+        )
+        return of_query, of_key, of_value
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    one_span = _cpu_attention_backward if query.device.type == "cpu" else plain_attention_backward
+    for start, stop, first, last in spans.bounds:
+        of_output, queries, mixed = _heads_first(gradient[start:stop], query[start:stop], output[start:stop])
+        keys, values = _heads_first(key[first:last], value[first:last])
+        parts = one_span(of_output, queries, keys, values, mixed, logsumexp[:, start:stop], scale, causal)
+        places = (slice(start, stop), slice(first, last), slice(first, last))
+        for whole, part, place in zip(gradients, parts, places, strict=True):
+            whole[place] = part.transpose(0, 1)
+    return gradients
+
+
+def _heads_first(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.transpose(0, 1) for tensor in tensors]
+
+
+def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    output, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
+        query[None], key[None], value[None], 0.0, causal, scale=scale
+    )
+    return output[0], logsumexp[0]
+
+
+def _cpu_attention_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    scale: float,
+    causal: bool,
+) -> list[Tensor]:
+    tensors = [tensor[None] for tensor in (gradient, query, key, value, output, logsumexp)]
+    gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, causal, scale=scale)
+    return [each[0] for each in gradients]
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """softmax(scale q k^T) v of one span, (H, T, D), and its log-sum-exp (H, T): for devices without a kernel."""
+    scores = _scores(query, key, scale, causal)
+    logsumexp = scores.logsumexp(dim=-1)
+    return ((scores - logsumexp[..., None]).exp() @ value.to(scores.dtype)).to(query.dtype), logsumexp
+
+
+def plain_attention_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    scale: float,
+    causal: bool,
+) -> list[Tensor]:
+    """The gradients of `plain_attention`, by the equations of FlashAttention's backward pass."""
+    weights = (_scores(query, key, scale, causal) - logsumexp[..., None]).exp()
+    full = [tensor.to(weights.dtype) for tensor in (gradient, query, key, value, output)]
+    of_output, queries, keys, values, mixed = full
+    through_softmax = of_output @ values.transpose(1, 2) - (of_output * mixed).sum(-1, keepdim=True)
+    of_scores = scale * weights * through_softmax
+    gradients = (of_scores @ keys, of_scores.transpose(1, 2) @ queries, weights.transpose(1, 2) @ of_output)
+    return [each.to(query.dtype) for each in gradients]
+
+
+def _scores(query: Tensor, key: Tensor, scale: float, causal: bool) -> Tensor:
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    scores = scale * query.to(dtype) @ key.to(dtype).transpose(1, 2)
+    if causal:
+        future = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    return scores

@@ -1,0 +1,80 @@
+"""The head in chunks against whole logits and autograd."""
+
+import pytest
+import torch
+
+from veritune import head
+from veritune.head import score_and_differentiate, score_tokens
+from veritune.primitives import selected_log_probs
+
+
+def make_head(bias, dtype=torch.float64, vocabulary=23):
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(6, vocabulary, bias=bias, dtype=dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    hidden = torch.randn(17, 6, generator=generator, dtype=dtype)
+    labels = torch.randint(0, vocabulary, (17,), generator=generator)
+    return layer, hidden, labels
+
+
+@pytest.mark.parametrize("chunk", [1, 23 * 5, 1 << 20])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_loss_and_gradients_are_those_of_whole_logits(monkeypatch, chunk, bias, temperature):
+    monkeypatch.setitem(head.CHUNK_LOGITS, "cpu", chunk)
+    layer, hidden, labels = make_head(bias)
+    factors = torch.linspace(-2, 3, 17, dtype=torch.float64)
+
+    def token_loss(log_probs, part):
+        return factors[part] * (0.3 * log_probs).exp()  # not linear, so that the slope depends on the value
+
+    leaf = hidden.clone().requires_grad_()
+    log_probs = selected_log_probs(layer(leaf) / temperature, labels)
+    loss = token_loss(log_probs, slice(None)).sum()
+    expected = torch.autograd.grad(loss, [leaf, *layer.parameters()])
+    torch.testing.assert_close(score_tokens(hidden, layer, labels, temperature), log_probs.detach())
+    for times in (1, 2):  # the second call adds to the first one's gradient
+        done = score_and_differentiate(hidden, layer, labels, temperature, token_loss)
+        assert done.loss.item() == pytest.approx(loss.item(), rel=1e-12)
+        torch.testing.assert_close(done.log_probs, log_probs.detach())
+        torch.testing.assert_close(done.hidden_gradient, expected[0])
+        for parameter, gradient in zip(layer.parameters(), expected[1:], strict=True):
+            torch.testing.assert_close(parameter.grad, times * gradient)
+
+
+def test_single_precision_stays_within_its_rounding(monkeypatch):
+    monkeypatch.setitem(head.CHUNK_LOGITS, "cpu", 100)
+    exact, hidden, labels = make_head(bias=False)
+    rough = torch.nn.Linear(6, 23, bias=False)
+    rough.load_state_dict(exact.state_dict())
+    want = score_and_differentiate(hidden, exact, labels, 1.0, lambda scores, _: -scores)
+    got = score_and_differentiate(hidden.float(), rough, labels, 1.0, lambda scores, _: -scores)
+    assert abs(got.loss.item() / want.loss.item() - 1) < 1e-6
+    for ours, theirs in ((got.hidden_gradient, want.hidden_gradient), (rough.weight.grad, exact.weight.grad)):
+        assert (ours.double() - theirs).norm() / theirs.norm() < 1e-6
+
+
+def test_many_small_gradients_in_bfloat16_are_summed_in_single_precision(monkeypatch):
+    monkeypatch.setitem(head.CHUNK_LOGITS, "cpu", 2)
+    layer = torch.nn.Linear(1, 2, bias=False, dtype=torch.bfloat16)
+    torch.nn.init.zeros_(layer.weight)
+    hidden, labels = torch.ones(1000, 1, dtype=torch.bfloat16), torch.zeros(1000, dtype=torch.long)
+    score_and_differentiate(hidden, layer, labels, 1.0, lambda scores, _: scores)
+    # Each token adds 1/2 and -1/2; a sum in bfloat16 would stand still at 128.
+    assert layer.weight.grad.tolist() == [[500.0], [-500.0]]
+
+
+def test_a_head_that_is_not_trained_gets_no_gradient():
+    layer, hidden, labels = make_head(bias=False)
+    layer.requires_grad_(False)
+    done = score_and_differentiate(hidden, layer, labels, 1.0, lambda scores, _: -scores)
+    assert layer.weight.grad is None
+    assert done.hidden_gradient.norm() > 0
+
+
+def test_nothing_to_score():
+    layer, hidden, labels = make_head(bias=False)
+    assert score_tokens(hidden[:0], layer, labels[:0], 1.0).shape == (0,)
+    assert score_and_differentiate(hidden[:0], layer, labels[:0], 1.0, lambda scores, _: -scores).loss == 0
