@@ -26,7 +26,7 @@ LAYERS = {
     5: ["training", "discovery", "report"],
     6: ["recipes"],
     7: ["launch", "display", "measurements", "leaderboard"],
-    8: ["experiments", "commands", "grade"],
+    8: ["experiments", "commands", "grade", "plan"],
     9: ["cli"],
     10: ["__main__"],
 }

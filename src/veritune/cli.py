@@ -52,6 +52,9 @@ COMMANDS = {
     "leaderboard": Command(
         "Train with GRPO for a given time, by rules.", "recipes.grpo:LeaderboardConfig", "commands:leaderboard"
     ),
+    "plan": Command(
+        "Plan memory and time of GRPO before anything is loaded.", "plan:PlanConfig", "plan.command:print_plan"
+    ),
     "experiment": Command(
         "Answer a question by a sweep over settings and seeds.",
         "experiments.command:ExperimentConfig",

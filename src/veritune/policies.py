@@ -170,7 +170,10 @@ def load_skeleton(name: str) -> Any:
         config = AutoConfig.from_pretrained(location, trust_remote_code=False)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError, StrictDataclassError) as error:
+    except (
+        *(OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, ArithmeticError),
+        StrictDataclassError,
+    ) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"model is {name!r}, whose config.json makes no model: {reason}") from error
     model.tie_weights()

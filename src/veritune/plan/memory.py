@@ -1,0 +1,151 @@
+"""What a GRPO step keeps in a device's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from veritune.configs import EngineConfig
+from veritune.head import CHUNK_LOGITS
+from veritune.plan.config import PlanConfig
+from veritune.plan.devices import GIB, Device
+from veritune.plan.shapes import Shape
+
+BLOCK = 32
+"""Positions by which the native engine's cache grows."""
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes on the trainer's device at the peak of a pass over one microbatch, gradients of others being there."""
+
+    tokens: int
+    """Positions of the microbatch."""
+    weights: int
+    gradients: int
+    moments: int
+    reference: int
+    activations: int
+    """What the backward pass is kept of all layers."""
+    head: int
+    """What the head works on: a chunk of logits, and gradients of hidden states and of its matrix."""
+    layer: int
+    """What the last layer's backward pass works on, once the head is done."""
+    embedding: int
+    """The gradient of the embedding, before it is added to what is there; all activations are gone then."""
+
+    @property
+    def resident(self) -> int:
+        """What stays between updates."""
+        return self.weights + self.moments + self.reference
+
+    @property
+    def peak(self) -> int:
+        moments = (self.activations + self.head, self.activations + self.layer, self.embedding)
+        return self.resident + self.gradients + max(moments)
+
+
+def training_memory(
+    shape: Shape, config: PlanConfig, device: Device, dtype: torch.dtype, tokens: int
+) -> TrainingMemory:
+    """Memory of microbatches of `tokens` packed positions, which may all be responses'.
+
+    torch's AdamW keeps two moments in the weights' number type; there is no float32 copy of the weights.
+    """
+    size = dtype.itemsize
+    weights = shape.parameters * size
+    hidden, layer = tokens * shape.hidden * size, tokens * kept_by_layer(shape, device, dtype)
+    # Beside the layers: input and normalised input of the last norm, and the cosines and sines of the positions.
+    around = tokens * (4 + size) * shape.hidden + 2 * tokens * size * shape.query // shape.heads
+    # SwiGLU's two inputs, and the hidden state's gradient on both of its ways; its two at the head stay.
+    working = tokens * size * 2 * shape.feed_forward + 4 * hidden
+    if config.activation_checkpointing:
+        around, layers, working = around + shape.layers * hidden, 0, working + layer
+    else:
+        layers = shape.layers * layer
+    return TrainingMemory(
+        tokens=tokens,
+        weights=weights,
+        gradients=weights,
+        moments=2 * weights + 4 * shape.tensors,
+        reference=weights if config.kl_coefficient else 0,
+        activations=around + layers,
+        head=2 * hidden + _head_bytes(shape, device, dtype, tokens),
+        layer=working,
+        embedding=shape.head_matrix * size,
+    )
+
+
+def kept_by_layer(shape: Shape, device: Device, dtype: torch.dtype) -> int:
+    """Bytes that autograd keeps of one token in one layer, in the order in which the layer computes.
+
+    Counted on the Qwen2 of transformers: RMSNorm computes in float32 and keeps its input there, its inverse scale, the
+    normalised input, and as the input of the next product the result; attention keeps its four tensors and a normaliser
+    for each head; SwiGLU keeps gate, SiLU of gate, up, and their product.
+    """
+    size = dtype.itemsize
+    norm = (4 + 2 * size) * shape.hidden + 4
+    head_norms = (4 + size) * (shape.query + shape.key_value) + 4 * (shape.heads + shape.key_value_heads)
+    # Without a kernel for grouped heads, keys and values are repeated for each of their queries' heads.
+    key_value = shape.key_value if device.is_gpu and dtype == torch.bfloat16 else shape.query
+    attention = size * (2 * shape.query + 2 * key_value) + 4 * shape.heads
+    return 2 * norm + (head_norms if shape.head_norms else 0) + attention + size * 4 * shape.feed_forward
+
+
+def _head_bytes(shape: Shape, device: Device, dtype: torch.dtype, tokens: int) -> int:
+    """The head's matrix gradient in float32, and a chunk of float32 logits with a temporary as large."""
+    budget = CHUNK_LOGITS["cuda" if device.is_gpu else "cpu"]
+    chunk = min(tokens, max(1, budget // shape.vocabulary)) * shape.vocabulary
+    if dtype == torch.float32:
+        return 4 * shape.head_matrix + 8 * chunk
+    # The products of a shorter number type have results of it, which are then added up.
+    return 4 * shape.head_matrix + max(8 * chunk, 6 * chunk + dtype.itemsize * shape.head_matrix)
+
+
+@dataclass(frozen=True)
+class RolloutMemory:
+    """Bytes on each sampling device, the trainer's where the engine is native, at the peak of the rollouts."""
+
+    weights: int
+    """The engine's own copy; the native engine has none."""
+    cache: int
+    working: int
+    places: int
+    """Completions that are decoded side by side on the device."""
+
+    @property
+    def peak(self) -> int:
+        return self.weights + self.cache + self.working
+
+
+# Sampling draws from cumulative sums in double precision: logits in float32, log-probabilities, and two in float64.
+SAMPLING_BYTES = 4 + 4 + 8 + 8
+
+
+def rollout_memory(shape: Shape, itemsize: int, config: PlanConfig, device: Device) -> RolloutMemory:
+    """Memory of the engine that the settings name."""
+    if config.sampler == "native":
+        return _native_memory(shape, itemsize, config)
+    return _vllm_memory(shape, itemsize, config, device)
+
+
+def _native_memory(shape: Shape, itemsize: int, config: PlanConfig) -> RolloutMemory:
+    """The native engine's cache with every place taken up to max_tokens, and a step's logits or the prompts' pass."""
+    places = min(config.max_rows, config.rollout_batch_size)
+    length = -(-(config.prompt_tokens + config.max_tokens) // BLOCK) * BLOCK
+    prompts = -(-places // config.group_size) * config.prompt_tokens
+    prefill = prompts * (shape.cache_bytes(itemsize) + itemsize * (3 * shape.feed_forward + 2 * shape.hidden))
+    sampling = places * shape.vocabulary * (itemsize + SAMPLING_BYTES)
+    return RolloutMemory(0, places * length * shape.cache_bytes(itemsize), max(prefill, sampling), places)
+
+
+def _vllm_memory(shape: Shape, itemsize: int, config: PlanConfig, device: Device) -> RolloutMemory:
+    """vLLM's share of a device: its weights, and a cache of all the rest."""
+    servers, split = config.engines
+    share = int(config.gpu_memory_utilization * device.gib * GIB)
+    weights = shape.parameters * itemsize // split
+    each = (config.prompt_tokens + config.max_tokens) * shape.cache_bytes(itemsize) // split
+    rows = -(-config.rollout_batch_size // servers)
+    most = min(rows, EngineConfig.engine_concurrency * config.group_size) if config.sampler == "vllm-server" else rows
+    return RolloutMemory(weights, share - weights, 0, min(most, max(share - weights, 0) // each))

@@ -1,0 +1,454 @@
+"""The plan against numbers counted by hand, against what autograd keeps, and as a person meets it."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veritune.cli import _resolve, main
+from veritune.errors import ConfigError
+from veritune.packing import pack_rows
+from veritune.plan import PlanConfig, make_plan
+from veritune.plan.devices import DEVICES, Device, measure_device
+from veritune.plan.memory import kept_by_layer, training_memory
+from veritune.plan.planning import command_line, step_tokens
+from veritune.plan.seconds import Work, decode_seconds, prefill_seconds, survival
+from veritune.plan.shapes import shape_of
+from veritune.policies import ATTENTION, packed_hidden_states
+from veritune.recipes.grpo import GRPOConfig
+from veritune.training import make_optimizer
+
+QWEN = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+"""Qwen2.5-Math-1.5B."""
+TINY = {
+    **QWEN,
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+SLOW = Device("slow", 1.0, 1000.0, 500.0, 100.0, "made up")
+"""A thousand operations a second in bfloat16, five hundred in float32, a hundred bytes."""
+
+
+def folder_of(tmp_path, **config):
+    """A model folder of config.json alone."""
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return folder_of(tmp_path_factory.mktemp("qwen"), **QWEN)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return folder_of(tmp_path_factory.mktemp("tiny"), **TINY)
+
+
+# --- Shapes
+
+
+def test_the_parameters_of_qwen_by_hand(qwen):
+    shape = shape_of(qwen)
+    # q and o 1536², k and v 1536 × 256, three of 1536 × 8960; biases of q, k and v; two norms
+    matrices = 2 * 2_359_296 + 2 * 393_216 + 3 * 13_762_560
+    layer = matrices + (1536 + 256 + 256) + 2 * 1536
+    assert matrices == 46_792_704
+    assert shape.parameters == 28 * layer + 233_373_696 + 1536 == 1_543_714_304
+    assert shape.layer_matrices == 28 * 46_792_704
+    assert shape.head_matrix == 233_373_696
+    assert shape.tensors == 28 * (7 + 3 + 2) + 2
+    assert shape.cache_bytes(2) == 28_672  # 28 layers × keys and values × 2 heads × 128 × 2 bytes
+    assert (shape.query, shape.key_value, shape.key_value_heads, shape.head_norms) == (1536, 256, 2, False)
+
+
+def test_an_untied_head_is_counted_twice_over(tmp_path):
+    tied = shape_of(folder_of(tmp_path / "tied", **TINY))
+    untied = shape_of(folder_of(tmp_path / "untied", **{**TINY, "tie_word_embeddings": False}))
+    assert untied.parameters - tied.parameters == 50 * 24
+    assert (untied.layer_matrices, untied.head_matrix) == (tied.layer_matrices, tied.head_matrix)
+
+
+def test_the_embedded_policy_has_its_parameters():
+    from veritune.policies import load_policy
+
+    loaded = load_policy("embedded").model
+    assert shape_of("embedded").parameters == sum(parameter.numel() for parameter in loaded.parameters())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2}, "type 'gpt2'; its layers must be alike"),
+        ({**TINY, "hidden_size": "wide"}, "expected int, got str"),
+        ({**TINY, "num_attention_heads": 0}, "makes no model"),
+        ({**TINY, "num_hidden_layers": 0}, "its layers must be alike"),
+        ({"model_type": "no-such-type"}, "no-such-type"),
+        ({"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}, "makes no model"),
+    ],
+)
+def test_a_config_that_makes_no_countable_model_is_refused(tmp_path, config, said):
+    with pytest.raises(ConfigError, match=r"^model is ") as refused:
+        shape_of(folder_of(tmp_path, **config))
+    assert said in str(refused.value)
+
+
+# --- Memory
+
+
+def bytes_kept(config_class, layers, dtype, **changes):
+    """Bytes that autograd keeps for 37 packed positions, weights left out, as hooks see them."""
+    import transformers
+
+    config = getattr(transformers, f"{config_class}Config")(**{**TINY, "num_hidden_layers": layers, **changes})
+    model = getattr(transformers, f"{config_class}ForCausalLM")(config).to(dtype).train()
+    model.set_attn_implementation(ATTENTION)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = tensor  # the reference keeps the address from being given away again
+        return tensor
+
+    packed = pack_rows(
+        [list(range(1, 8))] * 3, [list(range(11)), list(range(12)), list(range(10))], torch.device("cpu")
+    )
+    assert packed.input_ids.shape == (1, 37)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        packed_hidden_states(model, packed)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("config_class", "changes"),
+    [
+        ("Qwen2", {}),
+        ("Llama", {"num_key_value_heads": 4}),
+        ("Mistral", {"num_key_value_heads": 1}),
+        ("Qwen3", {"head_dim": 16}),
+    ],
+)
+def test_a_layer_keeps_what_autograd_keeps_of_it(tmp_path, config_class, changes, dtype):
+    config = {**TINY, **changes, "model_type": config_class.lower()}
+    shape, cpu = shape_of(folder_of(tmp_path, **config)), dataclasses.replace(SLOW, is_gpu=False)
+    another_layer = bytes_kept(config_class, 3, dtype, **changes) - bytes_kept(config_class, 2, dtype, **changes)
+    assert 37 * kept_by_layer(shape, cpu, dtype) == another_layer
+
+
+def test_what_a_layer_of_qwen_keeps_on_a_gpu_by_hand(qwen):
+    # bfloat16: two norms of 4 + 2 + 2 bytes × 1536 and a scale; q, out, k, v and 12 normalisers; four of 8960
+    by_hand = 2 * (8 * 1536 + 4) + 2 * (2 * 1536 + 2 * 256) + 4 * 12 + 2 * 4 * 8960
+    assert kept_by_layer(shape_of(qwen), DEVICES["h200"], torch.bfloat16) == by_hand == 103_480
+
+
+def test_weights_gradients_and_moments_are_those_of_the_optimiser(tiny):
+    import transformers
+
+    for dtype in (torch.float32, torch.bfloat16):
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**TINY)).to(dtype)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = make_optimizer(model, learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        optimizer.step()
+        state = [value for kept in optimizer.state.values() for value in kept.values()]
+        memory = training_memory(shape_of(tiny), PlanConfig(model=tiny), SLOW, dtype, 100)
+        assert memory.moments == sum(value.nbytes for value in state)
+        assert memory.weights == sum(parameter.nbytes for parameter in model.parameters())
+        assert memory.gradients == memory.weights
+        assert memory.reference == 0
+
+
+def test_the_head_and_a_layer_of_qwen_by_hand(qwen):
+    shape, config = shape_of(qwen), PlanConfig(model=qwen, device="h200")
+    memory = training_memory(shape, config, DEVICES["h200"], torch.bfloat16, 8192)
+    # 2²⁷ logits a chunk are 883 tokens of 151,936: logits in float32 and a temporary, or logits, their gradient in
+    # bfloat16 and a product of the matrix's size; beside a float32 gradient of the matrix and two of (8192, 1536).
+    chunk = 883 * 151_936
+    assert memory.head == 4 * 233_373_696 + max(8 * chunk, 6 * chunk + 2 * 233_373_696) + 2 * 8192 * 1536 * 2
+    assert memory.layer == 8192 * 2 * (2 * 8960 + 4 * 1536)
+    assert memory.embedding == 2 * 233_373_696
+    # Beside the layers a float32 and a bfloat16 copy of the hidden state, and a cosine and sine a head's place.
+    assert memory.activations == 8192 * (28 * 103_480 + 6 * 1536 + 2 * 2 * 128)
+    assert memory.peak == memory.resident + memory.gradients + memory.activations + max(memory.head, memory.layer)
+
+
+def test_checkpointing_keeps_the_layers_inputs_and_works_on_one_layer(qwen):
+    shape, config = shape_of(qwen), PlanConfig(model=qwen, device="h200", activation_checkpointing=True)
+    memory = training_memory(shape, config, DEVICES["h200"], torch.bfloat16, 1000)
+    assert memory.activations == 1000 * (28 * 1536 * 2 + 6 * 1536 + 2 * 2 * 128)
+    assert memory.layer == 1000 * (103_480 + 2 * (2 * 8960 + 4 * 1536))
+
+
+def test_a_reference_is_another_copy_of_the_weights(tiny):
+    without = training_memory(shape_of(tiny), PlanConfig(model=tiny), SLOW, torch.float32, 10)
+    held = training_memory(shape_of(tiny), PlanConfig(model=tiny, kl_coefficient=0.1), SLOW, torch.float32, 10)
+    assert held.resident - without.resident == without.weights
+
+
+def test_the_cache_of_the_native_engine_by_hand(qwen):
+    plan = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024))
+    # 1,224 positions are 39 blocks of 32
+    assert plan.rollouts.cache == 256 * 1248 * 28_672
+    few = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024, max_rows=100))
+    assert (few.rollouts.places, few.rollouts.cache) == (100, 100 * 1248 * 28_672)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("device", ["l40s", "a100-80", "h200"])
+def test_one_token_more_than_the_largest_microbatch_does_not_fit(qwen, device, checkpointing):
+    config = PlanConfig(model=qwen, device=device, max_tokens=2048, activation_checkpointing=checkpointing)
+    plan = make_plan(config)
+    largest = plan.largest_microbatch
+    assert largest is not None and config.prompt_tokens + config.max_tokens < largest < step_tokens(config)
+    peaks = [
+        make_plan(dataclasses.replace(config, microbatch_tokens=tokens)).training.peak
+        for tokens in (largest, largest + 1)
+    ]
+    assert peaks[0] <= 0.95 * DEVICES[device].gib * 2**30 < peaks[1]
+
+
+def test_the_largest_microbatch_is_at_most_the_step(tiny):
+    config = PlanConfig(model=tiny, device="h200", rollout_batch_size=16, prompt_tokens=10, max_tokens=20)
+    assert make_plan(config).largest_microbatch == 2 * 10 + 16 * 20 == 340
+    assert make_plan(config).training.tokens == 340  # though microbatch_tokens is 8192
+
+
+def test_a_response_longer_than_the_budget_stands_alone(tiny):
+    plan = make_plan(PlanConfig(model=tiny, device="h200", prompt_tokens=40, max_tokens=60, microbatch_tokens=8))
+    assert plan.training.tokens == 100
+
+
+# --- Time
+
+
+def test_lengths_by_hand():
+    assert survival(1.5, 2).tolist() == pytest.approx([1, 0.5])
+    assert survival(1, 3).tolist() == pytest.approx([1, 0, 0])
+    assert survival(4, 4).tolist() == [1, 1, 1, 1]
+    # 1 + r + r² = 1.75 has r = 1/2
+    assert survival(1.75, 3).tolist() == pytest.approx([1, 0.5, 0.25])
+
+
+@given(longest=st.integers(1, 300), share=st.floats(0, 1))
+def test_lengths_have_the_mean_and_each_token_ends_as_many(longest, share):
+    mean = 1 + share * (longest - 1)
+    alive = survival(mean, longest)
+    assert float(alive.sum()) == pytest.approx(mean, rel=1e-9)
+    assert alive[0] == 1 and bool((alive[1:] <= alive[:-1]).all())
+    if longest > 2 and float(alive[1]) > 1e-3:
+        assert float(alive[2]) == pytest.approx(float(alive[1]) ** 2)
+
+
+def test_the_decoding_of_a_tiny_model_by_hand(tiny):
+    shape, work = shape_of(tiny), Work(SLOW, torch.float32)
+    # q and o 24², k and v 24 × 12, three of 24 × 40, two layers; and 50 × 24
+    matrices = 2 * (2 * 576 + 2 * 288 + 3 * 960) + 1200
+    assert shape.layer_matrices + shape.head_matrix == matrices == 10_416
+    # Three rows of two tokens: one step with three rows, each of which reads a prompt of 5 and one token.
+    step = max(2 * matrices * 3 / 500, matrices * 4 / 100)
+    operations, moved = 4 * 2 * 24 * 3 * 6, 2 * 2 * 12 * 4 * 3 * 6
+    attention = max(operations / 500, moved / 100)
+    assert decode_seconds(shape, work, 3, 10, 5, survival(2, 2)) == pytest.approx(step + attention)
+    # Two side by side: one step of two rows and half a step more; the attended positions stay the same.
+    step = max(2 * matrices * 2 / 500, matrices * 4 / 100)
+    assert decode_seconds(shape, work, 3, 2, 5, survival(2, 2)) == pytest.approx(1.5 * step + attention)
+
+
+def test_the_prefill_of_a_tiny_model_by_hand(tiny):
+    seconds = prefill_seconds(shape_of(tiny), Work(SLOW, torch.bfloat16), 3, 5)
+    matrices = 2 * 3 * (5 * 9216 + 1200)  # logits at three ends alone
+    attention = 4 * 2 * 24 * 3 * 15  # 1 + 2 + 3 + 4 + 5 pairs for each prompt
+    assert seconds == pytest.approx(matrices / 1000 + attention / 1000)
+
+
+def test_qwen_on_an_h200_takes_the_counted_limits(qwen):
+    """256 rollouts of 1024 tokens, counted apart from this code: 2.27 s to decode, 3.26 s to train on."""
+    seconds = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024)).seconds
+    assert seconds.decode == pytest.approx(2.27, abs=0.01)
+    assert seconds.train == pytest.approx(3.26, abs=0.01)
+    assert seconds.total == pytest.approx(seconds.prefill + seconds.decode + seconds.train + seconds.update)
+
+
+def test_checkpointing_computes_the_layers_once_more(qwen):
+    common = {"model": qwen, "device": "h200", "prompt_tokens": 200, "max_tokens": 1024}
+    plain = make_plan(PlanConfig(**common)).seconds.train
+    again = make_plan(PlanConfig(**common, activation_checkpointing=True)).seconds.train
+    head = 6 * 233_373_696 * 256 * 1024 / 790e12
+    assert again - plain == pytest.approx((plain - head) / 3)
+
+
+def test_a_reference_costs_one_forward_pass(qwen):
+    common = {"model": qwen, "device": "h200", "prompt_tokens": 200, "max_tokens": 1024}
+    seconds = make_plan(PlanConfig(**common, kl_coefficient=0.1)).seconds
+    assert seconds.reference == pytest.approx(seconds.train / 3)
+    assert make_plan(PlanConfig(**common)).seconds.reference == 0
+
+
+def test_the_cpu_is_measured():
+    (memory,) = re.findall(r"MemTotal: *(\d+) kB", Path("/proc/meminfo").read_text())
+    device = measure_device(torch.device("cpu"), torch.float32)
+    assert device.gib * 2**20 == pytest.approx(int(memory), rel=1e-3)
+    assert device.float32 > 1e8 and device.copy > 1e7 and not device.is_gpu
+
+
+# --- GPUs
+
+
+@pytest.mark.parametrize(
+    ("settings", "engines", "flags"),
+    [
+        ({}, (1, 1), {"device": "cuda:0"}),
+        (
+            {"gpus": 4},
+            (3, 1),
+            {"device": "cuda:0", "engine": "vllm-server", "engine_start": "cuda:1,cuda:2,cuda:3"},
+        ),
+        (
+            {"gpus": 2, "engine": "vllm"},
+            (1, 2),
+            {"device": "cuda:0", "engine": "vllm", "tensor_parallel_size": "2", "sleep_level": "2"},
+        ),
+        ({"engine": "vllm"}, (1, 1), {"device": "cuda:0", "engine": "vllm", "sleep_level": "2"}),
+    ],
+)
+def test_the_command_uses_the_gpus_as_planned(qwen, settings, engines, flags):
+    config = PlanConfig(model=qwen, device="h100", max_tokens=1024, rollout_batch_size=512, **settings)
+    assert config.engines == engines
+    words = command_line(make_plan(config))
+    assert words[:2] == ["veritune", "grpo"]
+    given = {
+        name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[2::2], words[3::2], strict=True)
+    }
+    assert flags.items() <= given.items()
+    resolved = _resolve("grpo", GRPOConfig, None, given)  # the command's own reading of its flags
+    assert (resolved.policy, resolved.max_tokens, resolved.rollout_batch_size) == (qwen, 1024, 512)
+    assert not resolved.off_policy and resolved.engine == config.sampler
+
+
+def test_servers_share_the_rollouts_and_hold_a_cache_of_their_own(qwen):
+    alone = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024))
+    config = PlanConfig(model=qwen, device="h200", gpus=3, prompt_tokens=200, max_tokens=1024, rollout_batch_size=512)
+    shared = make_plan(config)
+    # Twice the rollouts on two servers take the time that one needs for half of them; training takes twice as long.
+    assert shared.seconds.decode == pytest.approx(alone.seconds.decode)
+    assert shared.seconds.train == pytest.approx(2 * alone.seconds.train)
+    weights = 2 * 1_543_714_304
+    assert shared.rollouts.cache + weights == pytest.approx(0.85 * 139.7 * 2**30, abs=1)
+    assert shared.rollouts.places == 256
+
+
+def test_what_does_not_fit_is_said_with_a_way_out(qwen):
+    small = make_plan(PlanConfig(model=qwen, device="h200", gpu_memory=16))
+    assert small.largest_microbatch is not None
+    assert [f"microbatch_tokens must be at most {small.largest_microbatch:,}" in fault for fault in small.faults] == [
+        True
+    ]
+    assert make_plan(PlanConfig(model=qwen, gpu_memory=16, device="h200", microbatch_tokens=500)).faults == ()
+    none = make_plan(PlanConfig(model=qwen, device="h200", gpu_memory=8))
+    assert none.largest_microbatch is None and "activation_checkpointing" in none.faults[0]
+    crowded = make_plan(PlanConfig(model=qwen, device="h200", engine="vllm", gpu_memory_utilization=0.88))
+    assert crowded.faults == ()
+    crowded = make_plan(PlanConfig(model=qwen, device="h200", engine="vllm", gpu_memory_utilization=0.9))
+    assert "lower gpu_memory_utilization" in crowded.faults[0]
+    empty = make_plan(PlanConfig(model=qwen, device="h200", gpus=2, gpu_memory_utilization=0.01, microbatch_tokens=500))
+    assert "does not hold the weights" in empty.faults[0] and math.isfinite(empty.seconds.total)
+
+
+# --- As a person meets it
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("gpus", 0, "at least 1"),
+        ("gpu_memory", 0.0, "positive, in GiB"),
+        ("gpu_memory", math.nan, "positive, in GiB"),
+        ("gpu_memory_utilization", 1.5, r"in \(0, 1\]"),
+        ("rollout_batch_size", 100, r"a multiple of group_size \(8\)"),
+        ("group_size", 0, "at least 1"),
+        ("prompt_tokens", 0, "at least 1"),
+        ("max_tokens", 0, "at least 1"),
+        ("mean_tokens", 321.0, r"between 1 and max_tokens \(320\)"),
+        ("mean_tokens", 0.5, "between 1"),
+        ("mean_tokens", math.nan, "between 1"),
+        ("microbatch_tokens", 0, "at least 1"),
+        ("max_rows", 0, "at least 1"),
+        ("kl_coefficient", -0.1, "0 or positive"),
+        ("engine", "vllm-server", "native or vllm where gpus is 1"),
+    ],
+)
+def test_an_impossible_value_is_refused_by_name(field, value, allowed):
+    with pytest.raises(ConfigError, match=f"^{field} is .*{allowed}"):
+        PlanConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"gpus": 2, "engine": "native"}, "^engine is 'native'; it must be vllm or vllm-server where gpus is above 1"),
+        ({"gpus": 2, "device": "cpu"}, "^gpus is 2; it must be 1 where "),
+        ({"engine": "vllm", "device": "cpu"}, "^engine is 'vllm'; it must be native where "),
+        ({"max_tokens": 1000}, "^max_tokens is 1000; it must be at most 896: the model's context of 1024"),
+        ({"model": "./nowhere"}, "^model is './nowhere', but there is no such folder"),
+        ({"model": "no-such/model"}, "^model is 'no-such/model', which is no folder and not in the hub's cache"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        make_plan(PlanConfig(**settings))
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["plan", *arguments])
+    return exit_info.value.code or 0, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_command_prints_what_was_counted(capsys, monkeypatch, qwen, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = call(
+        capsys, "--model", qwen, "--device", "h200", "--prompt-tokens", "200", "--max-tokens", "1024", "--gpus", "1"
+    )
+    assert code == 0
+    lines = out.splitlines()
+    assert max(map(len, lines[:-1])) <= columns  # the command itself is one line, to be copied
+    for told in ("1,543,714,304", "790 TFLOP/s", "4.3 TB/s", "measured", "2.27 s", "3.26 s", "28,672 bytes"):
+        assert told in out, told
+    plan = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024))
+    assert f"microbatch_tokens that fits: {plan.largest_microbatch:,}" in out
+
+
+def test_the_command_fails_where_it_does_not_fit(capsys, qwen):
+    code, out, _ = call(capsys, "--model", qwen, "--device", "rtx-4090", "--gpu-memory", "8")
+    assert code == 1 and "does not fit: training needs" in out and "veritune grpo" not in out
+
+
+def test_bad_flags_are_one_line_and_exit_code_2(capsys):
+    code, _, error = call(capsys, "--device", "tpu")
+    assert code == 2 and "device is 'tpu'; allowed are auto, cpu, h200" in error and error.count("\n") == 1
