@@ -6,8 +6,11 @@ READY := $(VENV)/.ready
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
+PEERS_VENV := .venv-peers
+PEERS_BIN := $(PEERS_VENV)/bin
+PEERS_READY := $(PEERS_VENV)/.ready
 
-.PHONY: demo demo-seeds test test-vllm lint clean
+.PHONY: demo demo-seeds test test-vllm bench-peers lint clean
 
 demo: $(READY)
 	$(BIN)/veritune demo
@@ -29,13 +32,19 @@ test-vllm: $(VLLM_READY)
 	OMP_NUM_THREADS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 \
 	    $(VLLM_BIN)/python -m pytest -W ignore tests/engines/test_contract.py tests/engines/test_vllm.py
 
+# Side by side with TRL and vLLM, on one thread each. A peer that cannot be installed here is left out of the tables.
+bench-peers: $(READY)
+	-$(MAKE) $(PEERS_READY)
+	-$(MAKE) $(VLLM_READY)
+	$(BIN)/python benchmarks/peers/run.py --output runs/bench-peers
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV)
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV)
 
 # torch is installed by its exact pin first, so that pip does not look for a newer build that satisfies the range.
 $(READY): pyproject.toml constraints.txt
@@ -54,3 +63,11 @@ $(VLLM_READY): pyproject.toml
 	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_BIN)/pip install --quiet --editable . pytest hypothesis
 	touch $(VLLM_READY)
+
+# TRL beside the same torch and transformers as ours, but in an environment of its own: only the benchmarks use it.
+$(PEERS_READY): constraints.txt
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_BIN)/pip install --quiet --upgrade pip
+	$(PEERS_BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(PEERS_BIN)/pip install --quiet --constraint constraints.txt trl==1.16.0
+	touch $(PEERS_READY)

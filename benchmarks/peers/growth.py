@@ -1,0 +1,86 @@
+"""How a training step grows with siblings, rollouts, length and vocabulary. Standard library alone."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+
+from bench import Bench, run_alone, worker
+from shapes import POLICY, Shape, drawn_rollouts
+
+SIBLINGS = (4, 8, 16, 32)
+ROLLOUTS = (256, 512, 1024)
+LENGTHS = (64, 128, 256, 512, 1024)
+VOCABULARIES = (2_000, 8_000, 32_000, 152_000)
+
+PROMPTS = Shape("", prompts=32, siblings=4, max_tokens=2, min_tokens=2, shortest_prompt=128, longest_prompt=128)
+"""Steps that are nearly all prompts; what is left without them is that of the same step with prompts of 8 tokens."""
+
+HEAD = Shape("", prompts=1, siblings=2, max_tokens=512, min_tokens=512, shortest_prompt=8, longest_prompt=8)
+HEAD_POLICY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8}
+HEAD_POLICY |= {"num_key_value_heads": 8}
+
+
+def measure_growth(bench: Bench) -> None:
+    rounds = min(bench.rounds, 3)
+    prompt_cost(bench, rounds)
+    peaks(bench)
+    lengths(bench, rounds)
+    vocabularies(bench, rounds)
+
+
+def draw(bench: Bench, shape: Shape) -> Shape:
+    bench.recorded(shape).write_text(json.dumps(drawn_rollouts(shape)))
+    return shape
+
+
+def prompt_cost(bench: Bench, rounds: int) -> None:
+    """The step with G siblings, with long prompts and with short ones: their difference is what prompts cost."""
+    shapes = []
+    for siblings in SIBLINGS:
+        shape = replace(PROMPTS, siblings=siblings)
+        shapes.append(draw(bench, replace(shape, name=f"G={siblings} long")))
+        short = replace(shape, name=f"G={siblings} short", shortest_prompt=8, longest_prompt=8)
+        shapes.append(draw(bench, short))
+    with worker(bench, "T", shapes[0], bench.veritune(), written_as="growth-prompts") as ours:
+        for number in range(rounds + 1):
+            for shape in shapes:
+                ours.run(shape, number)
+
+
+def peaks(bench: Bench) -> None:
+    """Peak memory, each in a fresh process: more siblings in 256 rollouts, more rollouts of 8 siblings."""
+    counts = [(256, siblings) for siblings in SIBLINGS] + [(rollouts, 8) for rollouts in ROLLOUTS[1:]]
+    for rollouts, siblings in counts:
+        shape = Shape(f"N={rollouts} G={siblings}", rollouts // siblings, siblings, max_tokens=64, min_tokens=64)
+        with worker(bench, "T", draw(bench, shape), bench.veritune(), written_as="growth-peak") as ours:
+            for number in range(2):
+                ours.run(shape, number)
+
+
+def lengths(bench: Bench, rounds: int) -> None:
+    """The same number of response tokens, cut into ever longer responses."""
+    shapes = [
+        draw(bench, Shape(f"T={length}", 2048 // length, 8, max_tokens=length, min_tokens=length)) for length in LENGTHS
+    ]
+    with worker(bench, "T", shapes[0], bench.veritune(), written_as="growth-length") as ours:
+        for number in range(rounds + 1):
+            for shape in shapes:
+                ours.run(shape, number)
+
+
+def vocabularies(bench: Bench, rounds: int) -> None:
+    """The head, by the recipe and through whole logits, each in a fresh process for its peak memory."""
+    for vocabulary in VOCABULARIES:
+        shape = draw(bench, replace(HEAD, name=f"V={vocabulary}"))
+        policy = bench.output / f"policy-{vocabulary}"
+        if not policy.exists():
+            run_alone(bench, "policy.py", str(policy), json.dumps(POLICY | HEAD_POLICY | {"vocab_size": vocabulary}))
+        sides = [bench.veritune(), bench.veritune("plain logits", plain=True)]
+        sides[0] = replace(sides[0], request={"plain": False})
+        with ExitStack() as stack:
+            workers = [stack.enter_context(worker(bench, "head", shape, side, policy=policy)) for side in sides]
+            for number in range(rounds + 1):
+                for each in workers:
+                    each.run(shape, number)

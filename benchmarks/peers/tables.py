@@ -1,0 +1,204 @@
+"""The tables of ratios from a folder of runs, as markdown: python tables.py FOLDER. Standard library alone."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+PARTS = {"R": "rollout", "T": "train", "S": "whole"}
+TITLES = {
+    "R": "Rollouts",
+    "T": "Training step on recorded rollouts, after equal loss and gradient norm",
+    "S": "Whole step: rollout, reward, update",
+}
+BARS = (
+    ("R", "D-short", "TRL generate", 5.0),
+    ("R", "D-short", "vLLM", 1.7),
+    ("R", "A", "TRL generate", 1.5),
+    ("R", "D", "TRL generate", 1.5),
+    ("R", "A", "vLLM", 1.3),
+    ("R", "D", "vLLM", 1.3),
+    ("T", "D-short", "TRL", 3.5),
+    ("T", "A", "TRL", 1.3),
+    ("T", "D", "TRL", 1.3),
+    ("S", "D-short", "TRL", 4.0),
+    ("S", "B-short", "TRL", 3.0),
+    ("S", "A", "TRL", 1.35),
+    ("S", "D", "TRL", 1.35),
+)
+"""How many times as fast as a side ours is to be, in CPU-seconds."""
+MOST_OF_PEAK, MOST_OF_LIMIT, MOST_GROWTH = 0.5, 2.5, 0.05
+
+
+class Runs:
+    """All runs of a folder, warm-ups apart, by kind, shape and side."""
+
+    def __init__(self, folder: Path) -> None:
+        found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+        self.rows: dict[tuple[str, str, str], list[Row]] = {}
+        for row in sorted((row for row in found if "round" in row), key=lambda row: row["round"]):
+            self.rows.setdefault((row["kind"], row["shape"], row["side"]), []).append(row)
+        limits = folder / "limits.json"
+        self.limits: dict[str, Row] = json.loads(limits.read_text()) if limits.exists() else {}
+
+    def of(self, kind: str, shape: str, side: str = "veritune") -> list[Row]:
+        """The runs after the warm-up; the warm-up itself where that is all there is."""
+        rows = self.rows.get((kind, shape, side), [])
+        return [row for row in rows if row["round"]] or rows
+
+    def keys(self, kind: str) -> list[tuple[str, str]]:
+        return [(shape, side) for found, shape, side in self.rows if found == kind]
+
+    def cost(self, kind: str, row: Row, clock: str = "cpu") -> float:
+        """Seconds for a kept token: sides that sample for themselves do not sample equally many."""
+        return row[PARTS[kind]][clock] / row["tokens"]
+
+    def ratios(self, kind: str, shape: str, side: str, clock: str = "cpu") -> list[float]:
+        """How many times as long as ours `side` takes, round by round."""
+        ours = {row["round"]: self.cost(kind, row, clock) for row in self.of(kind, shape)}
+        theirs = self.of(kind, shape, side)
+        return [self.cost(kind, row, clock) / ours[row["round"]] for row in theirs if row["round"] in ours]
+
+    def peak(self, kind: str, shape: str, side: str = "veritune") -> float:
+        return max((row["peak_mib"] for row in self.of(kind, shape, side)), default=0.0)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, and the lowest and highest in brackets."""
+    if not values:
+        return "–"
+    if len(values) == 1:
+        return f"{values[0]:,.{digits}f}"
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
+
+
+def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        print(f"\n**{title}**\n")
+        for row in (head, ["---"] * len(head), *rows):
+            print("| " + " | ".join(row) + " |")
+
+
+def comparison(runs: Runs, kind: str) -> None:
+    """One line a shape and side: seconds, kept tokens, ratio to ours, peak memory, multiple of the counted limit."""
+    part, lines = PARTS[kind], []
+    for shape, side in sorted(runs.keys(kind), key=lambda key: key[0]):
+        rows = runs.of(kind, shape, side)
+        limit = runs.limits.get(shape)
+        multiple = "–"
+        if limit:
+            best = limit[part] / limit["tokens"]
+            multiple = f"{statistics.median(runs.cost(kind, row) for row in rows) / best:.1f}"
+        lines.append(
+            [
+                shape,
+                side + (f" ({rows[0]['microbatch']} rows)" if side == "TRL" and "microbatch" in rows[0] else ""),
+                spread([row[part]["cpu"] for row in rows]),
+                spread([row[part]["wall"] for row in rows]),
+                spread([row["tokens"] / row[part]["cpu"] for row in rows], 0),
+                spread(runs.ratios(kind, shape, side)) if side != "veritune" else "1",
+                f"{runs.peak(kind, shape, side):,.0f}" if kind != "R" else "–",
+                multiple,
+            ]
+        )
+    head = ["shape", "side", "CPU-s", "wall s", "kept tokens / CPU-s", "times ours", "peak MiB", "times the limit"]
+    print_table(TITLES[kind], head, lines)
+
+
+def limits_table(runs: Runs) -> None:
+    head = ["shape", "rollout s", "training s", "whole s", "decode GFLOP/s", "training GFLOP/s", "copy GB/s"]
+    lines = [
+        [shape]
+        + [f"{limit[name]:.2f}" for name in ("rollout", "train", "whole")]
+        + [f"{limit[name] / 1e9:.0f}" for name in ("decode", "train_rate", "copy")]
+        for shape, limit in runs.limits.items()
+    ]
+    print_table("Counted limit", head, lines)
+
+
+def growth(runs: Runs) -> None:
+    """The four growth tables."""
+    siblings = sorted({int(shape.split()[0][2:]) for shape, _ in runs.keys("growth-prompts")})
+
+    def seconds(kind: str, shape: str, side: str = "veritune") -> float:
+        return min(row["train"]["cpu"] for row in runs.of(kind, shape, side))
+
+    lines, first = [], 0.0
+    for count in siblings:
+        long, short = (seconds("growth-prompts", f"G={count} {name}") for name in ("long", "short"))
+        first = first or long - short
+        lines.append(
+            [str(count), f"{long:.2f}", f"{short:.2f}", f"{long - short:.2f}", f"{(long - short) / first:.2f}"]
+        )
+    head = ["G", "step, prompts of 128", "of 8", "prompts cost, CPU-s", "of the first"]
+    print_table("Prompts in a training step (32 groups, responses of 2 tokens; fastest run)", head, lines)
+
+    lines, first = [], 0.0
+    for shape, _ in sorted(runs.keys("growth-peak"), key=lambda key: [int(part[2:]) for part in key[0].split()]):
+        first = first or runs.peak("growth-peak", "N=256 G=8")
+        peak = runs.peak("growth-peak", shape)
+        lines.append([shape, f"{peak:.0f}", f"{peak / first - 1:+.1%}" if first else "–"])
+    print_table("Peak memory of a training step", ["rollouts, siblings", "MiB", "beside N=256 G=8"], lines)
+
+    lines = []
+    for shape, _ in sorted(runs.keys("growth-length"), key=lambda key: int(key[0][2:])):
+        rates = [row["tokens"] / row["train"]["cpu"] for row in runs.of("growth-length", shape)]
+        lines.append([shape, spread(rates, 0), f"{runs.peak('growth-length', shape):.0f}"])
+    head = ["length", "response tokens / CPU-s", "peak MiB so far"]
+    print_table("Length of responses (16,384 response tokens a step)", head, lines)
+    vocabulary_table(runs, seconds)
+
+
+def vocabulary_table(runs: Runs, seconds: Callable[[str, str, str], float]) -> None:
+    lines = []
+    for shape in sorted({shape for shape, _ in runs.keys("head")}, key=lambda shape: int(shape[2:])):
+        ours, plain = (seconds("head", shape, side) for side in ("veritune", "plain logits"))
+        row = runs.of("head", shape)[-1]
+        peaks = [runs.peak("head", shape, side) - row["gradients_mib"] for side in ("veritune", "plain logits")]
+        norms = [runs.of("head", shape, side)[-1]["grad_norm"] for side in ("veritune", "plain logits")]
+        lines.append([shape, f"{ours:.2f}", f"{plain:.2f}", f"{plain / ours:.2f}", *(f"{peak:.0f}" for peak in peaks)])
+        lines[-1].append(f"{norms[0] / norms[1] - 1:.0e}")
+    head = ["vocabulary", "ours, CPU-s", "plain logits", "ratio", "peak MiB beyond gradients", "plain", "gradient norm"]
+    print_table("The head (gradient of 2 × 512 tokens, hidden 256, one layer; fastest run)", head, lines)
+
+
+def bars(runs: Runs) -> None:
+    """What was promised, and whether it holds."""
+    lines = []
+
+    def add(name: str, value: float, bar: float, *, at_most: bool) -> None:
+        sign, holds = ("≤", value <= bar) if at_most else ("≥", value >= bar)
+        lines.append([name, f"{value:.2f}", f"{sign} {bar:g}", "holds" if holds else "**falls short**"])
+
+    for kind, shape, side, bar in BARS:
+        if ratios := runs.ratios(kind, shape, side):
+            add(f"{kind} {shape}: {side} / ours, CPU-s", statistics.median(ratios), bar, at_most=False)
+    for shape in ("D-short", "B-short", "A", "D"):
+        if theirs := runs.peak("S", shape, "TRL"):
+            add(f"S {shape}: peak, ours / TRL", runs.peak("S", shape) / theirs, MOST_OF_PEAK, at_most=True)
+    for shape, limit in runs.limits.items():
+        if rows := runs.of("S", shape):
+            cost = statistics.median(runs.cost("S", row) for row in rows)
+            add(
+                f"S {shape}: ours / counted limit", cost / limit["whole"] * limit["tokens"], MOST_OF_LIMIT, at_most=True
+            )
+    print_table("Bars", ["what", "measured", "bar", ""], lines)
+
+
+def print_tables(folder: Path) -> None:
+    runs = Runs(folder)
+    for kind in PARTS:
+        comparison(runs, kind)
+    limits_table(runs)
+    growth(runs)
+    bars(runs)
+
+
+if __name__ == "__main__":
+    print_tables(Path(sys.argv[1]))
