@@ -171,7 +171,7 @@ class TrainingConfig(CommonConfig):
     """AdamW's weight decay of matrices."""
     clip_grad_norm: float = 1.0
     """The gradient is scaled down to this norm where it is larger."""
-    microbatch_tokens: int = 8192
+    microbatch_tokens: int = 2048
     """Tokens that one forward and backward pass holds, shared prompts counted once; does not change the gradient."""
     validate_every: int = 10
     """Steps between validations; one before the first step and one after the last are always made."""
