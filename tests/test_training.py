@@ -1,5 +1,6 @@
 """Microbatches, scoring and the optimiser against plain formulas; resume against the run that nobody stopped."""
 
+import copy
 import math
 import random
 from collections import Counter
@@ -9,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veritune.errors import EngineError, TrainingError
+from veritune.errors import ConfigError, EngineError, TrainingError
+from veritune.policies import checkpoint_activations
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
 from veritune.training import (
     clip_and_step,
@@ -17,6 +19,7 @@ from veritune.training import (
     draw_batch,
     make_optimizer,
     pad_responses,
+    prove_packing,
     require_version,
     scheduled_learning_rate,
     score_responses,
@@ -83,8 +86,6 @@ def test_scores_are_those_of_the_plain_path(random_policy, temperature):
 
 @pytest.mark.parametrize("budget", [1, 40, 77, 10_000])
 def test_a_cut_does_not_change_the_gradient(random_policy, budget):
-    import copy
-
     prompts, responses = random_rows(random_policy, 9)
     total = sum(map(len, responses))
 
@@ -97,6 +98,45 @@ def test_a_cut_does_not_change_the_gradient(random_policy, budget):
     reference = gradient(10_000, torch.float64)
     assert (gradient(budget, torch.float64) - reference).norm() / reference.norm() < 1e-12
     assert (gradient(budget, torch.float32) - reference).norm() / reference.norm() < 1e-5
+
+
+def test_activation_checkpointing_changes_no_gradient(random_policy):
+    prompts, responses = random_rows(random_policy, 9)
+    (batch,) = cut_microbatches(prompts, responses, range(9), token_budget=10_000, device=CPU)
+    gradients = []
+    for checkpointing in (False, True):
+        model = copy.deepcopy(random_policy.model).train()
+        if checkpointing:
+            checkpoint_activations(model)
+        calls = []
+        model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        supervised_gradient(model, batch, 100)
+        assert len(calls) == 1 + checkpointing
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def test_a_model_that_packing_would_change_is_refused(random_policy):
+    prove_packing(random_policy, "good")
+    sliding = copy.deepcopy(random_policy)
+    sliding.model.config.layer_types = ["sliding_attention"] * len(sliding.model.base_model.layers)
+    with pytest.raises(ConfigError, match="policy 'sliding' has attention layers that are not full"):
+        prove_packing(sliding, "sliding")
+    deaf = copy.deepcopy(random_policy)  # an attention that is told of no packing lets rows see one another
+    deaf.model.set_attn_implementation("eager")
+    with pytest.raises(ConfigError, match=r"policy 'deaf' cannot be trained: .* nats away"):
+        prove_packing(deaf, "deaf")
+    capped = copy.deepcopy(random_policy)  # as models that scale or cap their logits after the head
+    forward = capped.model.forward
+
+    def scaled(*arguments, **options):
+        output = forward(*arguments, **options)
+        output.logits = output.logits * 0.5
+        return output
+
+    capped.model.forward = scaled
+    with pytest.raises(ConfigError, match="policy 'capped' cannot be trained"):
+        prove_packing(capped, "capped")
 
 
 def test_responses_are_laid_out_as_the_mask():

@@ -173,6 +173,8 @@ class TrainingConfig(CommonConfig):
     """The gradient is scaled down to this norm where it is larger."""
     microbatch_tokens: int = 2048
     """Tokens that one forward and backward pass holds, shared prompts counted once; does not change the gradient."""
+    activation_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass: far less memory, about a third more time."""
     validate_every: int = 10
     """Steps between validations; one before the first step and one after the last are always made."""
     checkpoint_every: int = 10

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,6 +92,13 @@ def packed_hidden_states(model: Any, packed: PackedRows) -> Tensor:
         use_cache=False,
     )
     return output.last_hidden_state[0].index_select(0, packed.predictors)
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Have each layer of `model` keep its input alone while training, and compute the rest again going backwards."""
+    with warnings.catch_warnings():  # the new name is younger than the oldest release that may be installed
+        warnings.filterwarnings("ignore", "`gradient_checkpointing_enable` is deprecated", FutureWarning)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,12 @@ from torch import Tensor
 from veritune.budget import Pace
 from veritune.canary import load_proven_weights
 from veritune.configs import CommonConfig
-from veritune.errors import CheckpointError, DataError, EngineError, Interrupted, TrainingError
+from veritune.errors import CheckpointError, ConfigError, DataError, EngineError, Interrupted, TrainingError
 from veritune.evaluate import Group, evaluate, log_generations
 from veritune.head import TokenLoss, score_and_differentiate, score_tokens
 from veritune.packing import PackedRows, pack_rows
-from veritune.policies import Policy, encode_prompts, packed_hidden_states, save_policy
+from veritune.policies import Policy, checkpoint_activations, encode_prompts, packed_hidden_states, save_policy
+from veritune.primitives import selected_log_probs
 from veritune.randomness import derive_seed
 from veritune.runs import Checkpoint, RunFolder
 from veritune.types import Completion, Engine, Example, Sampling, Task
@@ -111,6 +112,36 @@ def add_gradient(model: Any, microbatch: Microbatch, temperature: float, token_l
         raise TrainingError(f"the loss is {loss}")
     hidden.backward(head_pass.hidden_gradient)
     return loss, head_pass.log_probs
+
+
+def prove_packing(policy: Policy, name: str) -> None:
+    """ConfigError unless the packed path gives log-probabilities that the model's own forward pass gives.
+
+    It does not where the attention is of another kind, or the model does something to its logits after the head.
+    """
+    if any(kind != "full_attention" for kind in getattr(policy.model.config, "layer_types", None) or ()):
+        raise ConfigError(f"policy {name!r} has attention layers that are not full; only full attention can be trained")
+    prompts, responses = [[1, 2, 3], [1, 2, 3], [4, 5]], [[6, 7, 8, 9], [5], [3, 2, 1]]
+    (microbatch,) = cut_microbatches(
+        prompts, responses, range(3), token_budget=100, device=next(policy.model.parameters()).device
+    )
+    packed = score_responses(policy.model, microbatch, temperature=1.0)
+    alone = [_score_alone(policy.model, prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    difference = (packed - torch.cat(alone)).abs().max().item()
+    allowed = 1e-3 if packed.dtype == policy.model.dtype else 0.5
+    if not difference <= allowed:
+        raise ConfigError(
+            f"policy {name!r} cannot be trained: log-probabilities of packed rows are {difference:.2g} nats away from "
+            f"those of its own forward pass (at most {allowed} is rounding), so it attends or ends in another way"
+        )
+
+
+@torch.no_grad()
+def _score_alone(model: Any, prompt: list[int], response: list[int]) -> Tensor:
+    """log p of each response token by the model's own forward pass over one row, (length,)."""
+    ids = torch.tensor([[*prompt, *response]], device=next(model.parameters()).device)
+    logits = model(ids).logits[0, len(prompt) - 1 : -1]
+    return selected_log_probs(logits, ids[0, len(prompt) :])
 
 
 def supervised_gradient(model: Any, microbatch: Microbatch, response_tokens: int) -> float:
@@ -295,8 +326,11 @@ class Session:
 
 
 def prepare_optimizer(session: Session) -> torch.optim.AdamW:
-    """The config's AdamW, with the checkpoint's state if there is one."""
+    """The config's AdamW, with the checkpoint's state if there is one, for a policy proved to train as it computes."""
     config = session.config
+    prove_packing(session.policy, config.policy)
+    if config.activation_checkpointing:
+        checkpoint_activations(session.policy.model)
     optimizer = make_optimizer(
         session.policy.model,
         learning_rate=config.learning_rate,
