@@ -12,6 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+
+# Before torch is imported: one thread, on cores that others may use.
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", HF_HUB_OFFLINE="1")
+
 import random
 import subprocess
 import sys
@@ -80,7 +84,7 @@ def measure(case: Case) -> dict[str, float]:
     import torch
     from transformers import Qwen2ForCausalLM
 
-    from veritune.policies import as_policy, load_policy
+    from veritune.policies import as_policy, checkpoint_activations, load_policy
     from veritune.recipes.grpo import GRPOConfig, accumulate_gradient
     from veritune.training import clip_and_step, make_optimizer
     from veritune.types import Completion, Example, Rollout, Score
@@ -104,11 +108,12 @@ def measure(case: Case) -> dict[str, float]:
         group_size=case.group_size,
         rollout_batch_size=len(rollouts),
         train_batch_size=len(rollouts),
-        **({"activation_checkpointing": True} if case.checkpointing else {}),
     )
     imports = resident_bytes("VmRSS")
     model = Qwen2ForCausalLM(qwen_config(case)).to(getattr(torch, case.dtype))
     policy = as_policy(model, tokenizer)
+    if case.checkpointing:
+        checkpoint_activations(model)
     optimizer = make_optimizer(model, learning_rate=1e-5, betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
 
@@ -174,8 +179,6 @@ def in_fresh_process(case: Case) -> dict[str, float]:
         **os.environ,
         "MALLOC_MMAP_THRESHOLD_": "65536",
         "MALLOC_TRIM_THRESHOLD_": "65536",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
     }
     command = [sys.executable, __file__, "--one", json.dumps(asdict(case))]
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)

@@ -18,11 +18,11 @@ from veritune.plan import PlanConfig, make_plan
 from veritune.plan.devices import DEVICES, Device, measure_device
 from veritune.plan.memory import kept_by_layer, training_memory
 from veritune.plan.planning import command_line, step_tokens
-from veritune.plan.seconds import Work, decode_seconds, prefill_seconds, survival
+from veritune.plan.seconds import Work, decode_seconds, prefill_seconds, prompt_passes, survival
 from veritune.plan.shapes import shape_of
 from veritune.policies import ATTENTION, packed_hidden_states
 from veritune.recipes.grpo import GRPOConfig
-from veritune.training import make_optimizer
+from veritune.training import cut_microbatches, make_optimizer
 
 QWEN = {
     "model_type": "qwen2",
@@ -104,6 +104,7 @@ def test_the_embedded_policy_has_its_parameters():
         ({"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2}, "type 'gpt2'; its layers must be alike"),
         ({**TINY, "hidden_size": "wide"}, "expected int, got str"),
         ({**TINY, "num_attention_heads": 0}, "makes no model"),
+        ({**TINY, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "not full in all layers"),
         ({**TINY, "num_hidden_layers": 0}, "its layers must be alike"),
         ({"model_type": "no-such-type"}, "no-such-type"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}, "makes no model"),
@@ -235,7 +236,7 @@ def test_one_token_more_than_the_largest_microbatch_does_not_fit(qwen, device, c
 def test_the_largest_microbatch_is_at_most_the_step(tiny):
     config = PlanConfig(model=tiny, device="h200", rollout_batch_size=16, prompt_tokens=10, max_tokens=20)
     assert make_plan(config).largest_microbatch == 2 * 10 + 16 * 20 == 340
-    assert make_plan(config).training.tokens == 340  # though microbatch_tokens is 8192
+    assert make_plan(dataclasses.replace(config, microbatch_tokens=341)).training.tokens == 340
 
 
 def test_a_response_longer_than_the_budget_stands_alone(tiny):
@@ -286,16 +287,32 @@ def test_the_prefill_of_a_tiny_model_by_hand(tiny):
     assert seconds == pytest.approx(matrices / 1000 + attention / 1000)
 
 
+LIMIT = {"device": "h200", "prompt_tokens": 200, "max_tokens": 1024, "microbatch_tokens": 1 << 20}
+"""256 rollouts of 32 prompts, in one microbatch."""
+
+
 def test_qwen_on_an_h200_takes_the_counted_limits(qwen):
     """256 rollouts of 1024 tokens, counted apart from this code: 2.27 s to decode, 3.26 s to train on."""
-    seconds = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024)).seconds
+    seconds = make_plan(PlanConfig(**{**LIMIT, "model": qwen})).seconds
     assert seconds.decode == pytest.approx(2.27, abs=0.01)
     assert seconds.train == pytest.approx(3.26, abs=0.01)
     assert seconds.total == pytest.approx(seconds.prefill + seconds.decode + seconds.train + seconds.update)
 
 
+@pytest.mark.parametrize("group_size", [1, 4, 8])
+@pytest.mark.parametrize("budget", [1, 60, 100, 130, 199, 260, 1000, 5000])
+def test_prompts_are_computed_as_often_as_the_trainer_packs_them(group_size, budget):
+    config = PlanConfig(
+        rollout_batch_size=32, group_size=group_size, prompt_tokens=37, max_tokens=24, microbatch_tokens=budget
+    )
+    prompts = [[row // group_size] * 37 for row in range(32)]
+    cut = cut_microbatches(prompts, [[1] * 24] * 32, range(32), token_budget=budget, device=torch.device("cpu"))
+    positions = sum(microbatch.packed.input_ids.numel() for microbatch in cut)
+    assert prompt_passes(config) == (positions - 32 * 23) / 37
+
+
 def test_checkpointing_computes_the_layers_once_more(qwen):
-    common = {"model": qwen, "device": "h200", "prompt_tokens": 200, "max_tokens": 1024}
+    common = {**LIMIT, "model": qwen}
     plain = make_plan(PlanConfig(**common)).seconds.train
     again = make_plan(PlanConfig(**common, activation_checkpointing=True)).seconds.train
     head = 6 * 233_373_696 * 256 * 1024 / 790e12
@@ -303,7 +320,7 @@ def test_checkpointing_computes_the_layers_once_more(qwen):
 
 
 def test_a_reference_costs_one_forward_pass(qwen):
-    common = {"model": qwen, "device": "h200", "prompt_tokens": 200, "max_tokens": 1024}
+    common = {**LIMIT, "model": qwen}
     seconds = make_plan(PlanConfig(**common, kl_coefficient=0.1)).seconds
     assert seconds.reference == pytest.approx(seconds.train / 3)
     assert make_plan(PlanConfig(**common)).seconds.reference == 0
@@ -334,6 +351,7 @@ def test_the_cpu_is_measured():
             {"device": "cuda:0", "engine": "vllm", "tensor_parallel_size": "2", "sleep_level": "2"},
         ),
         ({"engine": "vllm"}, (1, 1), {"device": "cuda:0", "engine": "vllm", "sleep_level": "2"}),
+        ({"activation_checkpointing": True}, (1, 1), {"activation_checkpointing": True}),
     ],
 )
 def test_the_command_uses_the_gpus_as_planned(qwen, settings, engines, flags):
@@ -341,9 +359,12 @@ def test_the_command_uses_the_gpus_as_planned(qwen, settings, engines, flags):
     assert config.engines == engines
     words = command_line(make_plan(config))
     assert words[:2] == ["veritune", "grpo"]
-    given = {
-        name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[2::2], words[3::2], strict=True)
-    }
+    given, name = {}, ""
+    for word in words[2:]:
+        if word.startswith("--"):
+            given[name := word.removeprefix("--").replace("-", "_")] = True
+        else:
+            given[name] = word
     assert flags.items() <= given.items()
     resolved = _resolve("grpo", GRPOConfig, None, given)  # the command's own reading of its flags
     assert (resolved.policy, resolved.max_tokens, resolved.rollout_batch_size) == (qwen, 1024, 512)
@@ -356,14 +377,14 @@ def test_servers_share_the_rollouts_and_hold_a_cache_of_their_own(qwen):
     shared = make_plan(config)
     # Twice the rollouts on two servers take the time that one needs for half of them; training takes twice as long.
     assert shared.seconds.decode == pytest.approx(alone.seconds.decode)
-    assert shared.seconds.train == pytest.approx(2 * alone.seconds.train)
+    assert shared.seconds.train == pytest.approx(2 * alone.seconds.train, rel=1e-3)
     weights = 2 * 1_543_714_304
     assert shared.rollouts.cache + weights == pytest.approx(0.85 * 139.7 * 2**30, abs=1)
     assert shared.rollouts.places == 256
 
 
 def test_what_does_not_fit_is_said_with_a_way_out(qwen):
-    small = make_plan(PlanConfig(model=qwen, device="h200", gpu_memory=16))
+    small = make_plan(PlanConfig(model=qwen, device="h200", gpu_memory=16, microbatch_tokens=8192))
     assert small.largest_microbatch is not None
     assert [f"microbatch_tokens must be at most {small.largest_microbatch:,}" in fault for fault in small.faults] == [
         True
@@ -433,14 +454,15 @@ def call(capsys, *arguments):
 def test_the_command_prints_what_was_counted(capsys, monkeypatch, qwen, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     code, out, _ = call(
-        capsys, "--model", qwen, "--device", "h200", "--prompt-tokens", "200", "--max-tokens", "1024", "--gpus", "1"
+        *(capsys, "--model", qwen, "--device", "h200", "--gpus", "1"),
+        *("--prompt-tokens", "200", "--max-tokens", "1024", "--microbatch-tokens", "40000"),
     )
     assert code == 0
     lines = out.splitlines()
     assert max(map(len, lines[:-1])) <= columns  # the command itself is one line, to be copied
-    for told in ("1,543,714,304", "790 TFLOP/s", "4.3 TB/s", "measured", "2.27 s", "3.26 s", "28,672 bytes"):
+    for told in ("1,543,714,304", "790 TFLOP/s", "4.3 TB/s", "measured", "2.27 s", "3.27 s", "28,672 bytes"):
         assert told in out, told
-    plan = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024))
+    plan = make_plan(PlanConfig(**{**LIMIT, "model": qwen}))
     assert f"microbatch_tokens that fits: {plan.largest_microbatch:,}" in out
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from veritune.plan.config import PlanConfig
 from veritune.plan.planning import Plan, command_line, in_units, make_plan, step_tokens
+from veritune.plan.seconds import prompt_passes
 
 Row = tuple[str, str, str]
 """What, how much, and of what that is made."""
@@ -113,12 +114,14 @@ def _time_rows(plan: Plan) -> list[Row]:
     prompts, mean = config.rollout_batch_size // config.group_size, config.mean_response
     where = f", {engines * split} GPUs" if engines * split > 1 else ""
     length = f"{mean:,g} of {config.max_tokens:,} tokens" if mean < config.max_tokens else f"{mean:,g} tokens"
-    trained = prompts * config.prompt_tokens + round(config.rollout_batch_size * mean)
+    passes = prompt_passes(config)
+    trained = passes * config.prompt_tokens + round(config.rollout_batch_size * mean)
+    repeated = "each prompt once" if passes == prompts else f"a prompt {passes / prompts:.2g} times"
     rows = [
         ("sampling: prompts", seconds.prefill, f"{prompts:,} × {config.prompt_tokens:,} tokens{where}"),
         ("sampling: responses", seconds.decode, f"{config.rollout_batch_size:,} × {length}{where}"),
         ("reference", seconds.reference, "one forward pass"),
-        ("training", seconds.train, f"{trained:,} tokens, each prompt once"),
+        ("training", seconds.train, f"{trained:,} tokens, {repeated}"),
         ("AdamW", seconds.update, ""),
         ("whole step", seconds.total, ""),
     ]

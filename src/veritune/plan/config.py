@@ -42,8 +42,8 @@ class PlanConfig:
     mean_tokens: float | None = None
     """Mean tokens of a response, each token as likely the last as any other; default: all have max_tokens."""
     microbatch_tokens: int = GRPOConfig.microbatch_tokens
-    """Positions that one forward and backward pass holds."""
-    activation_checkpointing: bool = False
+    """Tokens that one forward and backward pass holds, shared prompts counted once."""
+    activation_checkpointing: bool = GRPOConfig.activation_checkpointing
     """Keep each layer's input alone, and compute the layer again in the backward pass."""
     kl_coefficient: float = GRPOConfig.kl_coefficient
     """Above 0 the initial policy is held too, and scores every response."""

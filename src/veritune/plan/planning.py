@@ -21,7 +21,7 @@ USABLE = 0.95
 
 SHARED = (
     *("dtype", "gpu_memory_utilization", "max_rows", "rollout_batch_size", "group_size", "max_tokens"),
-    *("microbatch_tokens", "kl_coefficient"),
+    *("microbatch_tokens", "activation_checkpointing", "kl_coefficient"),
 )
 """Settings that `veritune grpo` has too."""
 
@@ -147,5 +147,8 @@ def command_line(plan: Plan) -> list[str]:
         chosen["max_model_len"] = max(config.prompt_tokens + config.max_tokens, 64)
     chosen |= {name: getattr(config, name) for name in SHARED} | {"train_batch_size": config.rollout_batch_size}
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
-    flags = [("--" + name.replace("_", "-"), str(value)) for name, value in chosen.items() if value != defaults[name]]
-    return ["veritune", "grpo", *(part for flag in flags for part in flag)]
+    words = ["veritune", "grpo"]
+    for name, value in chosen.items():
+        if value != defaults[name]:
+            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+    return words

@@ -108,12 +108,29 @@ def decode_seconds(shape: Shape, work: Work, rows: int, places: int, prompt: int
 def forward_operations(shape: Shape, config: PlanConfig, alive: Tensor) -> tuple[float, float]:
     """Floating-point operations of scoring every response, all in all and without the head.
 
-    A prompt is computed once for its group; the head is applied to response positions alone.
+    The head is applied to response positions alone.
     """
-    rows, groups = config.rollout_batch_size, config.rollout_batch_size // config.group_size
+    rows, passes = config.rollout_batch_size, prompt_passes(config)
     prompt, responses = config.prompt_tokens, rows * float(alive.sum())
-    tokens = groups * prompt + responses
-    pairs = groups * prompt * (prompt + 1) / 2
+    tokens = passes * prompt + responses
+    pairs = passes * prompt * (prompt + 1) / 2
     pairs += rows * float((alive * (prompt + 1 + torch.arange(len(alive)))).sum())
     layers = 2 * tokens * shape.layer_matrices + 4 * shape.layers * shape.query * pairs
     return layers + 2 * responses * shape.head_matrix, layers
+
+
+def prompt_passes(config: PlanConfig) -> int:
+    """How often a prompt is computed in a step's training: once for each microbatch with some of its responses.
+
+    Responses of mean length fill the microbatches one after the other, as `training.cut_microbatches` has them do.
+    """
+    passes, room = 0, 0.0
+    for _ in range(config.rollout_batch_size // config.group_size):
+        joined = False  # whether the present microbatch holds the prompt
+        for _ in range(config.group_size):
+            needed = config.mean_response - 1 + (0 if joined else config.prompt_tokens)
+            if needed > room:
+                room, joined = config.microbatch_tokens, False
+                needed = config.mean_response - 1 + config.prompt_tokens
+            passes, room, joined = passes + (not joined), room - needed, True
+    return passes

@@ -61,6 +61,8 @@ def shape_of(name: str) -> Shape:
             f"model is {name!r} of type {config.model_type!r}; its layers must be alike, with the projections q, k, "
             "v, o, gate, up and down and two norms, as those of Llama, Mistral, Qwen2 and Qwen3 are"
         )
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        raise ConfigError(f"model is {name!r}, whose attention is not full in all layers, as training needs it to be")
     widths = layers[0]
     assert widths is not None
     matrices = [module.weight for module in model.base_model.layers.modules() if isinstance(module, torch.nn.Linear)]
