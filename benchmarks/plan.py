@@ -40,7 +40,7 @@ class Case:
     microbatch_tokens: int = 4096
     prompt: int = 64
     response: int = 192
-    groups: int = 8
+    groups: int = 4
     group_size: int = 8
     checkpointing: bool = False
 
@@ -49,25 +49,19 @@ CASES = (
     Case(),
     Case(hidden=128, layers=2, heads=4, key_value_heads=4, feed_forward=384, vocabulary=409),
     Case(hidden=128, layers=8, heads=4, key_value_heads=2, feed_forward=384, vocabulary=409),
-    Case(hidden=512, layers=2, heads=8, key_value_heads=2, feed_forward=1536, vocabulary=4096),
-    Case(hidden=512, layers=4, heads=8, key_value_heads=2, feed_forward=2048, vocabulary=32000, microbatch_tokens=2048),
-    Case(hidden=128, layers=2, heads=4, key_value_heads=4, feed_forward=384, vocabulary=32000),
-    Case(microbatch_tokens=1024),
-    Case(microbatch_tokens=16384, groups=16),
-    Case(prompt=16, response=496),
-    Case(prompt=448, response=64, groups=16),
-    Case(dtype="bfloat16", groups=2),
+    Case(hidden=512, layers=2, heads=8, key_value_heads=2, feed_forward=1536),
     Case(
-        hidden=512,
-        layers=4,
-        heads=8,
-        key_value_heads=2,
-        feed_forward=2048,
-        vocabulary=32000,
-        dtype="bfloat16",
-        groups=1,
+        hidden=512, layers=4, key_value_heads=2, feed_forward=2048, vocabulary=32000, microbatch_tokens=2048, groups=2
     ),
+    Case(hidden=128, layers=2, heads=4, key_value_heads=4, feed_forward=384, vocabulary=32000),
+    Case(microbatch_tokens=1024, groups=2),
+    Case(microbatch_tokens=12800, groups=16),
+    Case(prompt=16, response=496),
+    Case(prompt=448, response=64, groups=8),
+    Case(dtype="bfloat16"),
+    Case(hidden=512, key_value_heads=2, feed_forward=2048, vocabulary=32000, dtype="bfloat16", microbatch_tokens=2048),
     Case(layers=8, checkpointing=True),
+    Case(hidden=128, layers=8, heads=4, key_value_heads=4, feed_forward=384, vocabulary=32000, checkpointing=True),
 )
 
 

@@ -84,7 +84,7 @@ def _training_rows(plan: Plan) -> list[Row]:
         ("AdamW's moments", memory.moments, f"twice {size} bytes a parameter"),
         ("reference", memory.reference, "the initial policy"),
         ("gradients", memory.gradients, f"{size} bytes a parameter"),
-        ("activations", memory.activations, f"{memory.tokens:,} tokens × {per_token / 1024:,.1f} KiB"),
+        ("activations", memory.activations, f"{memory.tokens:,} tokens × {in_units(per_token)}"),
         ("head: logits, gradients", memory.head, "a chunk of the tokens at a time"),
         ("or a layer's backward pass", memory.layer, "the larger one counts"),
         ("peak", memory.peak, f"of {in_units(plan.usable)} usable"),

@@ -74,7 +74,7 @@ def make_plan(config: PlanConfig) -> Plan:
         largest_microbatch=None,
         faults=(),
     )
-    plan = dataclasses.replace(plan, largest_microbatch=_largest_microbatch(plan))
+    plan = dataclasses.replace(plan, largest_microbatch=_largest_microbatch(plan, config))
     return dataclasses.replace(plan, faults=_faults(plan))
 
 
@@ -95,8 +95,8 @@ def step_tokens(config: PlanConfig) -> int:
     return prompts * config.prompt_tokens + config.rollout_batch_size * config.max_tokens
 
 
-def _largest_microbatch(plan: Plan) -> int | None:
-    config = plan.config
+def _largest_microbatch(plan: Plan, config: PlanConfig) -> int | None:
+    """The most positions whose pass fits under `config`; None where not even the longest response fits."""
 
     def fits(tokens: int) -> bool:
         return training_memory(plan.shape, config, plan.device, plan.dtype, tokens).peak <= plan.usable
@@ -112,25 +112,40 @@ def _largest_microbatch(plan: Plan) -> int | None:
 
 def _faults(plan: Plan) -> tuple[str, ...]:
     config, faults = plan.config, []
-    usable, resident = plan.usable, plan.training.resident
-    if plan.training.peak > usable:
-        if plan.largest_microbatch is None:
-            way = "a pass over the longest response alone does not fit"
-            way += "" if config.activation_checkpointing else "; try activation_checkpointing or fewer max_tokens"
-        else:
-            way = f"microbatch_tokens must be at most {plan.largest_microbatch:,}"
-        faults.append(f"training needs {in_units(plan.training.peak)} of {in_units(usable)}: {way}")
-    if config.sampler != "vllm-server" and resident + plan.rollouts.peak > usable:
+    if plan.training.peak > plan.usable:
+        faults.append(
+            f"training needs {in_units(plan.training.peak)} of {in_units(plan.usable)}; {_way_to_train(plan)}"
+        )
+    resident = plan.training.resident
+    if config.sampler != "vllm-server" and resident + plan.rollouts.peak > plan.usable:
         way = "lower max_rows" if config.sampler == "native" else "lower gpu_memory_utilization"
-        faults.append(f"sampling needs {in_units(resident + plan.rollouts.peak)} of {in_units(usable)}: {way}")
+        if resident > plan.usable:
+            way = "the trainer's weights and moments alone are too large"
+        needed = in_units(resident + plan.rollouts.peak)
+        faults.append(f"sampling needs {needed} of {in_units(plan.usable)}; {way}")
     if plan.rollouts.places < 1:
         faults.append("vLLM's share of a GPU does not hold the weights and the cache of one response")
     return tuple(faults)
 
 
+def _way_to_train(plan: Plan) -> str:
+    """What would make training fit, if anything would."""
+    if plan.largest_microbatch is not None:
+        return f"microbatch_tokens must be at most {plan.largest_microbatch:,}"
+    checkpointed = _largest_microbatch(plan, dataclasses.replace(plan.config, activation_checkpointing=True))
+    if checkpointed is not None:
+        return f"with activation_checkpointing, microbatch_tokens of up to {checkpointed:,} fit"
+    if plan.training.resident + plan.training.gradients > plan.usable:
+        return "weights, moments and gradients alone are too large"
+    return "not even a pass over the longest response fits: lower max_tokens"
+
+
 def in_units(size: float) -> str:
     """Bytes in the unit that suits them."""
-    return f"{size / GIB:,.2f} GiB" if size >= GIB else f"{size / (1 << 20):,.1f} MiB"
+    for unit, scale, digits in (("GiB", GIB, 2), ("MiB", 1 << 20, 1)):
+        if size >= scale:
+            return f"{size / scale:,.{digits}f} {unit}"
+    return f"{size / 1024:,.1f} KiB"
 
 
 def command_line(plan: Plan) -> list[str]:
