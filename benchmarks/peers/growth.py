@@ -10,7 +10,7 @@ from bench import Bench, run_alone, worker
 from shapes import POLICY, Shape, drawn_rollouts
 
 SIBLINGS = (4, 8, 16, 32)
-ROLLOUTS = (256, 512, 1024)
+ROLLOUTS = (128, 256, 512)
 LENGTHS = (64, 128, 256, 512, 1024)
 VOCABULARIES = (2_000, 8_000, 32_000, 152_000)
 
@@ -23,7 +23,7 @@ HEAD_POLICY |= {"num_key_value_heads": 8}
 
 
 def measure_growth(bench: Bench) -> None:
-    rounds = min(bench.rounds, 3)
+    rounds = min(bench.rounds, 2)
     prompt_cost(bench, rounds)
     peaks(bench)
     lengths(bench, rounds)
@@ -50,8 +50,8 @@ def prompt_cost(bench: Bench, rounds: int) -> None:
 
 
 def peaks(bench: Bench) -> None:
-    """Peak memory, each in a fresh process: more siblings in 256 rollouts, more rollouts of 8 siblings."""
-    counts = [(256, siblings) for siblings in SIBLINGS] + [(rollouts, 8) for rollouts in ROLLOUTS[1:]]
+    """Peak memory, each in a fresh process: more siblings in 128 rollouts, more rollouts of 8 siblings."""
+    counts = [(ROLLOUTS[0], siblings) for siblings in SIBLINGS] + [(rollouts, 8) for rollouts in ROLLOUTS[1:]]
     for rollouts, siblings in counts:
         shape = Shape(f"N={rollouts} G={siblings}", rollouts // siblings, siblings, max_tokens=64, min_tokens=64)
         with worker(bench, "T", draw(bench, shape), bench.veritune(), written_as="growth-peak") as ours:
@@ -62,7 +62,7 @@ def peaks(bench: Bench) -> None:
 def lengths(bench: Bench, rounds: int) -> None:
     """The same number of response tokens, cut into ever longer responses."""
     shapes = [
-        draw(bench, Shape(f"T={length}", 2048 // length, 8, max_tokens=length, min_tokens=length)) for length in LENGTHS
+        draw(bench, Shape(f"T={length}", 1024 // length, 8, max_tokens=length, min_tokens=length)) for length in LENGTHS
     ]
     with worker(bench, "T", shapes[0], bench.veritune(), written_as="growth-length") as ours:
         for number in range(rounds + 1):

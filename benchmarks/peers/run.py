@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -23,7 +21,8 @@ from shapes import POLICY, SHAPES, Shape
 from tables import print_tables
 
 MICROBATCHES = (8, 16, 32)
-"""Rows of TRL's microbatches: the fastest in the warm-up is the one that is compared with."""
+"""Rows of TRL's microbatches, tried in the warm-up."""
+FULL_PASS = {"skip_zero_advantages": False, "share_prompts": False}
 
 
 def in_turns(workers: list[Worker], shape: Shape, first: int, last: int) -> None:
@@ -38,11 +37,9 @@ def compare_rollouts(bench: Bench, shapes: list[Shape]) -> None:
     prefills = [replace(each, name=f"{each.name} prefill", max_tokens=1, min_tokens=1) for each in shapes]
     with ExitStack() as stack:
         workers = [stack.enter_context(worker(bench, "R", shapes[0], side)) for side in sides]
-        continuous = [
-            stack.enter_context(worker(bench, "R", shapes[0], side)) for side in continuous_batching(bench, 32)
-        ]
+        paged = [stack.enter_context(worker(bench, "R", shapes[0], side)) for side in continuous_batching(bench, 32)]
         for shape in (*shapes, *prefills):
-            in_turns(workers if shape.min_tokens else workers + continuous, shape, 0, bench.rounds)
+            in_turns(workers if shape.min_tokens else workers + paged, shape, 0, bench.rounds)
 
 
 def continuous_batching(bench: Bench, microbatch: int) -> list[Side]:
@@ -60,28 +57,31 @@ def compare_training(bench: Bench, shape: Shape) -> int:
         ours = start(bench.veritune())
         expected = ours.run(shape, 0)
         candidates = []
-        for microbatch in MICROBATCHES:
-            for side in bench.trl(f"TRL, {microbatch} rows a microbatch", microbatch=microbatch):
-                candidate = start(side)
-                row = candidate.run(shape, 0)
-                require_equal(row, expected)
-                candidates.append((row["train"]["cpu"], candidate))
+        for side in trl_settings(bench):
+            candidate = start(side)
+            row = candidate.run(shape, 0)
+            require_equal(row, expected)
+            candidates.append((row["train"]["cpu"], candidate))
         workers = [ours]
         if shape.name == "D-short":
-            without = {"skip_zero_advantages": False}
-            workers.append(replace(ours, side=bench.veritune("veritune, nothing skipped", **without)))
-            without |= {"share_prompts": False}
-            workers.append(replace(ours, side=bench.veritune("veritune, nothing skipped or shared", **without)))
-        if not candidates:
-            in_turns(workers, shape, 1, bench.rounds)
-            return 0
-        _, best = min(candidates, key=lambda candidate: candidate[0])
-        workers.append(replace(best, side=replace(best.side, label="TRL")))
-        if shape.name == "D-short":
-            settings = best.side.settings | {"gradient_checkpointing": True}
-            workers.append(start(replace(best.side, label="TRL, checkpointing", settings=settings)))
+            unskipped = start(bench.veritune("veritune, nothing skipped", skip_zero_advantages=False))
+            without = bench.veritune("veritune, nothing skipped or shared", **FULL_PASS)
+            workers += [unskipped, replace(unskipped, side=without)]
+        microbatch = 0
+        if candidates:
+            _, best = min(candidates, key=lambda candidate: candidate[0])
+            workers.append(replace(best, side=replace(best.side, label="TRL")))
+            microbatch = best.side.settings["microbatch"]
         in_turns(workers, shape, 1, bench.rounds)
-        return best.side.settings["microbatch"]
+        return microbatch
+
+
+def trl_settings(bench: Bench) -> list[Side]:
+    """What TRL can be told that changes its time and its memory: the fastest is the one to compare with."""
+    sides = [bench.trl(f"TRL, {rows} rows a microbatch", microbatch=rows) for rows in MICROBATCHES]
+    label = f"TRL, {MICROBATCHES[-1]} rows, checkpointing"
+    sides.append(bench.trl(label, microbatch=MICROBATCHES[-1], gradient_checkpointing=True))
+    return [side for found in sides for side in found]
 
 
 def require_equal(row: Json, expected: Json) -> None:
@@ -96,9 +96,10 @@ def compare_steps(bench: Bench, shape: Shape, microbatch: int) -> None:
     """S: a process for each side and shape, whose peak memory is that of the step."""
     with ExitStack() as stack:
         sides = [bench.veritune(), *bench.trl("TRL", microbatch=microbatch)]
-        if shape.name == "D-short":
-            sides += continuous_batching(bench, microbatch)
         in_turns([stack.enter_context(worker(bench, "S", shape, side)) for side in sides], shape, 0, bench.rounds)
+    for side in continuous_batching(bench, microbatch) if shape.name == "D-short" else ():
+        with worker(bench, "S", shape, side) as paged:
+            in_turns([paged], shape, 0, bench.rounds // 2)
 
 
 def run_parts(bench: Bench, parts: list[str], shapes: list[Shape]) -> None:
@@ -106,7 +107,7 @@ def run_parts(bench: Bench, parts: list[str], shapes: list[Shape]) -> None:
         for old in bench.output.glob(f"{part}*.json"):
             if part in ("limits", "growth") or old.name.split(".")[1] in {shape.name for shape in shapes}:
                 old.unlink()
-    for shape in shapes:
+    for shape in shapes if {"limits", "T", "S"} & set(parts) else ():
         if not bench.recorded(shape).exists():  # sampled once; all sides train on them
             case = {"kind": "record", "shape": asdict(shape), "policy": str(bench.policy)}
             run_alone(bench, "side_veritune.py", json.dumps(case | {"recorded": str(bench.recorded(shape))}))
@@ -152,8 +153,6 @@ def main() -> None:
     )
     if not bench.policy.exists():
         run_alone(bench, "policy.py", str(bench.policy), json.dumps(POLICY))
-    machine = {"processor": platform.processor(), "python": platform.python_version(), "cores": os.cpu_count()}
-    (bench.output / "machine.json").write_text(json.dumps(machine) + "\n")
     run_parts(bench, arguments.only, [SHAPES[name] for name in arguments.shapes])
     print_tables(bench.output)
 
