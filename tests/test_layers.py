@@ -19,7 +19,7 @@ LAYERS = {
     1: ["types", "randomness", "packing", "head"],
     2: [
         *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
-        *("canary", "http_json", "processes", "vllm_wire", "budget"),
+        *("canary", "http_json", "processes", "vllm_wire", "budget", "decode"),
     ],
     3: ["tasks", "engines", "trackers"],
     4: ["countdown", "evaluate"],

@@ -56,26 +56,16 @@ def attention(
     packing: Packing | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' own attention, but for packed sequences, and for decode steps on a CPU: two batched products.
+    """transformers' own attention, but for packed sequences.
 
     `query` (B, H, T, D), `key` and `value` (B, K, T, D) with H a multiple of K. Packed, B is 1 and the mask is not
-    looked at. A decode step has one query a row and an additive mask (B, 1, 1, T) of floats; torch's CPU kernel takes
-    2.6 times as long for it, as long as T is all that is allocated. Returns (B, T, H, D).
+    looked at. Returns (B, T, H, D).
     """
-    if packing is not None:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-        return packed_attention(query, key, value, packing, scale)[None], None
-    decoding = query.shape[2] == 1 and query.device.type == "cpu" and not query.requires_grad
-    if not decoding or attention_mask is None or attention_mask.dtype == torch.bool:
+    if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    (rows, heads, _, size), groups, length = query.shape, key.shape[1], key.shape[2]
-    scale = size**-0.5 if scaling is None else scaling
-    grouped = query.reshape(rows * groups, heads // groups, size)
-    scores = torch.bmm(grouped, key.reshape(rows * groups, length, size).transpose(1, 2))
-    weights = (scores.view(rows, heads, 1, length) * scale + attention_mask).softmax(dim=-1)
-    mixed = torch.bmm(weights.view(rows * groups, heads // groups, length), value.reshape(rows * groups, length, size))
-    return mixed.view(rows, 1, heads, size), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    return packed_attention(query, key, value, packing, scale)[None], None
 
 
 AttentionInterface.register(ATTENTION, attention)

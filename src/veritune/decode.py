@@ -1,0 +1,306 @@
+"""One more token for many rows at once: what is remembered of them, and the forward pass that reads it.
+
+A group's prompt is kept once, however many siblings continue it, and is read once a step for all of them. The models
+that nearly everybody trains share one forward pass, which stands here without what a decode step has no use for; it
+reads the model's own parameters, so it is never stale. Any other model runs its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+STEP = 8
+"""The cache grows by multiples of so many columns."""
+
+
+class Cache:
+    """Keys and values of every layer, each (rows, heads, length, size) and contiguous, written in place.
+
+    `prompt_keys` and `prompt_values` hold one prompt a slot; `keys` and `values` hold what each live row has generated.
+    At a step all rows write the same column, whenever they were admitted: a key carries its position within itself,
+    so the order of columns says nothing. The mask hides what a row has not written; it is zero or an older row's, since
+    0 * NaN would be NaN. All is contiguous: a product over a view with gaps takes three times as long on a CPU.
+    """
+
+    def __init__(self) -> None:
+        self.prompt_keys: list[Tensor] = []
+        self.prompt_values: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.prompt_lengths = np.zeros(0, dtype=np.int64)
+        """(S,) of the prompt in each slot."""
+        self.slots = np.zeros(0, dtype=np.int64)
+        """(B,) the slot of each live row's prompt."""
+        self.first_columns = np.zeros(0, dtype=np.int64)
+        """(B,) the first column that each live row writes."""
+        self.column = -1
+        """The column that the present step writes."""
+        self.mask = torch.empty(0)
+        """(B, 1, longest prompt + columns), 0 for the past of each row and -inf for the rest."""
+        self.seating: Seating | None = None
+
+    @property
+    def live(self) -> int:
+        return len(self.slots)
+
+    @property
+    def width(self) -> int:
+        return self.keys[0].shape[2] if self.keys else 0
+
+    def admit(self, prefilled: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], prompts: np.ndarray) -> None:
+        """Take in prompts, keys and values (prompts, heads, length, size) a layer, and the rows that continue them.
+
+        `prompts` (new rows,) says which of them each row continues. The first call brings the longest prompt of all.
+        """
+        self.slots = np.concatenate([self.slots, len(self.prompt_lengths) + prompts])
+        self.first_columns = np.concatenate([self.first_columns, np.full(len(prompts), self.column + 1)])
+        for stored, new in ((self.prompt_keys, 0), (self.prompt_values, 1)):
+            for layer, pair in enumerate(prefilled):
+                if len(stored) == layer:
+                    stored.append(pair[new].contiguous())
+                    continue
+                old = stored[layer][: len(self.prompt_lengths)]
+                padding = (0, 0, 0, old.shape[2] - pair[new].shape[2])
+                stored[layer] = torch.cat((old, functional.pad(pair[new], padding)))
+        self.prompt_lengths = np.concatenate([self.prompt_lengths, np.asarray(lengths)])
+        self.seating = None
+
+    def release(self, finished: np.ndarray) -> None:
+        """Forget the rows that `finished` (B,) marks, and the prompts that no row continues any more."""
+        sources, targets, remaining = fill_gaps(finished)
+        _move((*self.keys, *self.values), sources, targets)
+        self.slots[targets], self.first_columns[targets] = self.slots[sources], self.first_columns[sources]
+        self.slots, self.first_columns = self.slots[:remaining], self.first_columns[:remaining]
+        idle = np.bincount(self.slots, minlength=len(self.prompt_lengths)) == 0
+        if idle.any():
+            sources, targets, remaining = fill_gaps(idle)
+            _move((*self.prompt_keys, *self.prompt_values), sources, targets)
+            self.prompt_lengths[targets] = self.prompt_lengths[sources]
+            self.prompt_lengths = self.prompt_lengths[:remaining]
+            new_slots = np.arange(len(idle))
+            new_slots[sources] = targets
+            self.slots = new_slots[self.slots]
+        self.seating = None
+
+    def begin_step(self, places: int) -> None:
+        """Have a column for every live row to write, in at least `places` rows where that takes a new allocation."""
+        self.column += 1
+        if self.column == self.width or self.live > len(self.keys[0]):
+            self._grow(places)
+            self.seating = None
+        if self.seating is None:
+            self.seating = seat(self.slots, len(self.prompt_lengths), self.prompt_keys[0].device)
+            self.mask = self._mask()
+        else:  # the same rows as a step ago have one column more behind them
+            self.mask[:, :, self.mask.shape[-1] - self.width + self.column] = 0
+
+    def _grow(self, places: int) -> None:
+        """Allocate anew, for the columns that some live row has written and a block more."""
+        first = int(self.first_columns.min())
+        written = self.column - first
+        # On average half of the new columns is read in vain at every step; copying the old ones costs three readings.
+        width = written + STEP * max(1, math.ceil(math.sqrt(6 * written) / STEP))
+        for stored, prompts in ((self.keys, self.prompt_keys), (self.values, self.prompt_values)):
+            for layer, prompt in enumerate(prompts):
+                new = prompt.new_empty(places, prompt.shape[1], width, prompt.shape[3])
+                new[:, :, written:] = 0
+                if written:
+                    new[: self.live, :, :written] = stored[layer][: self.live, :, first : self.column]
+                new[self.live :] = 0
+                stored[layer : layer + 1] = [new]
+        self.first_columns = self.first_columns - first
+        self.column = written
+
+    def _mask(self) -> Tensor:
+        prompt = np.arange(self.prompt_keys[0].shape[2]) < self.prompt_lengths[self.slots][:, None]
+        columns = np.arange(self.width)
+        own = (columns >= self.first_columns[:, None]) & (columns <= self.column)
+        past = np.concatenate((prompt, own), axis=1)[:, None, :]
+        mask = torch.from_numpy(np.where(past, np.float32(0), np.float32(-np.inf)))
+        return mask.to(self.prompt_keys[0].device)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keep the new key and value, each (B, heads, size), of every live row."""
+        self.keys[layer][: self.live, :, self.column] = key
+        self.values[layer][: self.live, :, self.column] = value
+
+    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """Softmax attention of one query a row, (B, H, D), to the row's prompt and to what it has generated.
+
+        The siblings of a group ask their prompt side by side, in one product. torch's fused attention takes two to
+        three times as long as these products for a single query on a CPU. Returns (B, H * D).
+        """
+        assert self.seating is not None
+        rows, slots, seating = self.live, len(self.prompt_lengths), self.seating
+        prompt_keys, prompt_values = (t[layer][:slots].flatten(0, 1) for t in (self.prompt_keys, self.prompt_values))
+        own_keys, own_values = (t[layer][:rows].flatten(0, 1) for t in (self.keys, self.values))
+        prompt_scores = seating.leave(torch.bmm(seating.enter(query, prompt_keys.shape[0]), prompt_keys.mT))
+        own_query = query.reshape(own_keys.shape[0], -1, query.shape[-1])
+        own_scores = torch.bmm(own_query, own_keys.mT).view(rows, query.shape[1], -1)
+        scores = torch.add(self.mask, torch.cat((prompt_scores, own_scores), dim=-1), alpha=scale)
+        weights = scores.softmax(dim=-1).to(query.dtype)
+        prompt_weights, own_weights = weights.split((prompt_keys.shape[1], self.width), dim=-1)
+        mixed = seating.leave(torch.bmm(seating.enter(prompt_weights, prompt_keys.shape[0]), prompt_values))
+        own_weights = own_weights.reshape(own_keys.shape[0], -1, self.width)
+        return torch.baddbmm(mixed.reshape(own_query.shape), own_weights, own_values).view(rows, -1)
+
+    # What transformers asks of a cache, for the models that run their own forward pass
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        self.write(layer, key[:, :, 0], value[:, :, 0])
+        slots = torch.from_numpy(self.slots).to(key.device)
+        prompt_key, prompt_value = self.prompt_keys[layer][slots], self.prompt_values[layer][slots]
+        key, value = self.keys[layer][: self.live], self.values[layer][: self.live]
+        return torch.cat((prompt_key, key), dim=2), torch.cat((prompt_value, value), dim=2)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return self.mask.shape[-1] - 1
+
+
+def fill_gaps(gone: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """How the last that stay take the places of those that `gone` (B,) marks: sources, targets, and how many stay."""
+    remaining = len(gone) - int(gone.sum())
+    return remaining + np.flatnonzero(~gone[remaining:]), np.flatnonzero(gone[:remaining]), remaining
+
+
+def _move(stored: Sequence[Tensor], sources: np.ndarray, targets: np.ndarray) -> None:
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+        for tensor in stored:
+            tensor[target] = tensor[source]
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Rows beside their siblings: S slots, each with as many seats as the largest group has live rows."""
+
+    slots: int
+    seats: int
+    """In each slot."""
+    row_of_seat: Tensor | None
+    """(S * seats,), any row for an empty seat; None where the rows sit in order already."""
+    seat_of_row: Tensor | None
+    """(B,)"""
+
+    def enter(self, values: Tensor, products: int) -> Tensor:
+        """(B, H, N) a row to (S * K, seats * H / K, N) a prompt and head of its keys; `products` is S * K."""
+        seated = values if self.row_of_seat is None else values.index_select(0, self.row_of_seat)
+        apart = seated.reshape(self.slots, self.seats, products // self.slots, -1, values.shape[-1])
+        return apart.transpose(1, 2).reshape(products, -1, values.shape[-1])
+
+    def leave(self, seated: Tensor) -> Tensor:
+        """The way back: (S * K, seats * H / K, N) to (B, H, N)."""
+        apart = seated.view(self.slots, seated.shape[0] // self.slots, self.seats, -1, seated.shape[-1])
+        values = apart.transpose(1, 2).reshape(self.slots * self.seats, -1, seated.shape[-1])
+        return values if self.seat_of_row is None else values.index_select(0, self.seat_of_row)
+
+
+def seat(slots: np.ndarray, count: int, device: torch.device) -> Seating:
+    """Seat the rows by the `slots` (B,) of their prompts, of which there are `count`."""
+    sizes = np.bincount(slots, minlength=count)
+    order, seats = np.argsort(slots, kind="stable"), int(sizes.max())
+    among_siblings = np.arange(len(slots)) - np.repeat(sizes.cumsum() - sizes, sizes)
+    seat_of_row = np.empty_like(slots)
+    seat_of_row[order] = slots[order] * seats + among_siblings
+    if count * seats == len(slots) and (np.diff(seat_of_row) > 0).all():
+        return Seating(count, seats, None, None)
+    row_of_seat = np.zeros(count * seats, dtype=np.int64)
+    row_of_seat[seat_of_row] = np.arange(len(slots))
+    return Seating(count, seats, torch.from_numpy(row_of_seat).to(device), torch.from_numpy(seat_of_row).to(device))
+
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+"""The `model_type` of architectures that share the forward pass below."""
+
+
+class Layer(NamedTuple):
+    """The parameters of one layer, by reference."""
+
+    attention_norm: Tensor
+    projections: tuple[tuple[Tensor, Tensor | None], ...]
+    """Weight and bias for query, key and value."""
+    head_norms: tuple[Tensor | None, Tensor | None]
+    """For query and key."""
+    output: Tensor
+    mlp_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+def layers_of(model: Any) -> list[Layer] | None:
+    """The parameters that `decode` reads; None where `model` is of another shape, or has adapters on its layers."""
+    if model.config.model_type not in FAMILY or model.config.hidden_act != "silu":
+        return None
+    layers = []
+    for layer in model.base_model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        inwards = (attention.q_proj, attention.k_proj, attention.v_proj)
+        outwards = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if any(type(linear) is not torch.nn.Linear for linear in (*inwards, *outwards)):
+            return None
+        if any(linear.bias is not None for linear in outwards):
+            return None
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        layers.append(
+            Layer(
+                layer.input_layernorm.weight,
+                tuple((linear.weight, linear.bias) for linear in inwards),
+                (norms[0] and norms[0].weight, norms[1] and norms[1].weight),
+                attention.o_proj.weight,
+                layer.post_attention_layernorm.weight,
+                mlp.gate_proj.weight,
+                mlp.up_proj.weight,
+                mlp.down_proj.weight,
+            )
+        )
+    return layers
+
+
+def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Next-token logits (B, V) after `tokens` at `positions`, both (B,), which enter the cache.
+
+    `layers` are the model's own by `layers_of`; without them the model runs its own forward pass.
+    """
+    if layers is None:
+        return model(
+            input_ids=tokens[:, None],
+            position_ids=positions[:, None],
+            attention_mask=cache.mask[:, None].to(cache.keys[0].dtype),
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+    inner, epsilon = model.base_model, model.config.rms_norm_eps
+    rows = tokens.shape[0]
+    hidden = functional.embedding(tokens, inner.embed_tokens.weight)  # (B, E)
+    cosine, sine = inner.rotary_emb(hidden, positions[:, None])  # (B, 1, D) each
+    half = sine.shape[-1] // 2
+    sine = torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)
+    for index, layer in enumerate(layers):
+        states = functional.rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, epsilon)
+        query, key, value = (
+            functional.linear(states, weight, bias).view(rows, -1, 2 * half) for weight, bias in layer.projections
+        )
+        query, key = (
+            _turn(vectors if norm is None else functional.rms_norm(vectors, norm.shape, norm, epsilon), cosine, sine)
+            for vectors, norm in zip((query, key), layer.head_norms, strict=True)
+        )
+        cache.write(index, key, value)
+        hidden = torch.addmm(hidden, cache.attend(index, query, (2 * half) ** -0.5), layer.output.T)
+        states = functional.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, epsilon)
+        gated = functional.silu(functional.linear(states, layer.gate)).mul_(functional.linear(states, layer.up))
+        hidden = torch.addmm(hidden, gated, layer.down.T)
+    return model.get_output_embeddings()(inner.norm(hidden))
+
+
+def _turn(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary positions, Su et al. 2021, https://arxiv.org/abs/2104.09864: (B, H, D) by tables (B, 1, D), whose sine
+    is negative in its first half."""
+    return torch.addcmul(vectors * cosine, vectors.roll(vectors.shape[-1] // 2, dims=-1), sine)
