@@ -228,7 +228,7 @@ def test_runs_of_other_settings_are_not_taken_for_cells(tmp_path):
     (cell,) = plan_cells(load_experiment(path, "embedded"), tmp_path, seeds=1, threads=1)
     settings = read_toml(_shipped_folder() / "scales.toml")["embedded"]
     assert settings["problems"]["countdown"]["policy"] == "embedded"
-    same = "steps = 5\nrollout_batch_size = 128\ntrain_batch_size = 128\nvalidate_every = 10\n"
+    same = "steps = 5\nrollout_batch_size = 128\ntrain_batch_size = 128\nvalidate_every = 8\n"
     sham_run(cell.path, same + "validation_examples = 512\nthreads = 2\n")
     refuse_other_run(cell)
     (cell.path / "config.toml").write_text(same + "validation_examples = 64\n")
