@@ -1,10 +1,10 @@
-"""What `veritune plan` counts beside what training takes on this CPU: memory of a few shapes, each in a fresh process.
+"""What `veritune plan` counts beside what happens on this CPU: memory of a few shapes, each in a fresh process.
 
     python benchmarks/plan.py
 
-Each row takes two whole updates on made-up rollouts. Measured are the process's resident memory between updates
-above its imports (weights and moments), and how far the second update's peak rises above it (gradients, activations
-and what is alive beside them); of the latter, what is no gradient is compared with the plan's activations.
+Each takes two whole updates on made-up rollouts, and samples as many. Measured are the resident memory between updates
+above the imports, where weights and moments are joined by some MiB of libraries; how far the second update's peak rises
+above it, less the gradients: activations, and what is alive beside them; and how far the peak of sampling does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,15 @@ CASES = (
     Case(prompt=16, response=496),
     Case(prompt=448, response=64, groups=8),
     Case(dtype="bfloat16"),
-    Case(hidden=512, key_value_heads=2, feed_forward=2048, vocabulary=32000, dtype="bfloat16", microbatch_tokens=2048),
+    Case(
+        hidden=512,
+        key_value_heads=2,
+        feed_forward=2048,
+        vocabulary=32000,
+        dtype="bfloat16",
+        microbatch_tokens=1600,
+        groups=3,
+    ),
     Case(layers=8, checkpointing=True),
     Case(hidden=128, layers=8, heads=4, key_value_heads=4, feed_forward=384, vocabulary=32000, checkpointing=True),
 )
@@ -78,10 +86,11 @@ def measure(case: Case) -> dict[str, float]:
     import torch
     from transformers import Qwen2ForCausalLM
 
+    from veritune.engines.native import NativeEngine
     from veritune.policies import as_policy, checkpoint_activations, load_policy
     from veritune.recipes.grpo import GRPOConfig, accumulate_gradient
     from veritune.training import clip_and_step, make_optimizer
-    from veritune.types import Completion, Example, Rollout, Score
+    from veritune.types import Completion, Example, Rollout, Sampling, Score
 
     torch.set_num_threads(1)
     tokenizer = load_policy("embedded").tokenizer
@@ -121,7 +130,16 @@ def measure(case: Case) -> dict[str, float]:
     stays = resident_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     seconds = update()
-    return {"resident": stays - imports, "rise": resident_bytes("VmHWM") - stays, "seconds": seconds}
+    measured = {"resident": stays - imports, "rise": resident_bytes("VmHWM") - stays, "seconds": seconds}
+
+    model.eval()
+    prompts = [ids(case.prompt) for _ in range(case.groups)]
+    full_length = Sampling(max_tokens=case.response, min_tokens=case.response, n=case.group_size)
+    engine = NativeEngine(policy)
+    stays = resident_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    engine.generate(prompts, full_length)
+    return {**measured, "sampling": resident_bytes("VmHWM") - stays}
 
 
 def qwen_config(case: Case) -> Any:
@@ -163,6 +181,7 @@ def planned(case: Case) -> dict[str, float]:
         "resident": memory.resident,
         "rise": memory.peak - memory.resident,
         "gradients": memory.gradients,
+        "sampling": plan.rollouts.peak,
         "seconds": plan.seconds.train + plan.seconds.update,
     }
 
@@ -185,21 +204,19 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measure(Case(**json.loads(arguments.one)))))
         return
-    print("MiB: weights and moments | activations and working space | CPU-seconds; planned, measured, ratio")
+    print("MiB planned, measured and their ratio, of what a pass adds, of what sampling adds, and of what stays;")
+    print("CPU-seconds of an update, planned (the least) and measured")
     ratios = []
     for case in CASES:
         plan, measured = planned(case), in_fresh_process(case)
-        ratio = (plan["rise"] - plan["gradients"]) / (measured["rise"] - plan["gradients"])
-        ratios.append(ratio)
+        added = [each["rise"] - plan["gradients"] for each in (plan, measured)]
+        pairs = [added, *([each[name] for each in (plan, measured)] for name in ("sampling", "resident"))]
+        ratios.append([mine / real for mine, real in pairs])
+        memory = " | ".join(f"{mine / MIB:6.1f} {real / MIB:6.1f} {mine / real:4.2f}" for mine, real in pairs)
         changed = {name: value for name, value in asdict(case).items() if value != getattr(CASES[0], name)}
-        print(
-            f"{plan['resident'] / MIB:7.1f} {measured['resident'] / MIB:7.1f} | "
-            f"{(plan['rise'] - plan['gradients']) / MIB:7.1f} {(measured['rise'] - plan['gradients']) / MIB:7.1f} "
-            f"{ratio:5.2f} | {plan['seconds']:6.2f} {measured['seconds']:6.2f}  "
-            f"{measured['seconds'] / plan['seconds']:4.1f}×  {changed}",
-            flush=True,
-        )
-    print(f"activations and working space, planned over measured: {min(ratios):.2f} to {max(ratios):.2f}")
+        print(f"{memory} | {plan['seconds']:5.2f} {measured['seconds']:5.2f} | {changed}", flush=True)
+    for name, column in zip(("what a pass adds", "what sampling adds"), zip(*ratios, strict=True), strict=False):
+        print(f"{name}, planned over measured: {min(column):.2f} to {max(column):.2f}")
 
 
 if __name__ == "__main__":

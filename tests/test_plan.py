@@ -6,17 +6,19 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from veritune.cli import _resolve, main
+from veritune.decode import Cache
 from veritune.errors import ConfigError
 from veritune.packing import pack_rows
 from veritune.plan import PlanConfig, make_plan
 from veritune.plan.devices import DEVICES, Device, measure_device
-from veritune.plan.memory import kept_by_layer, training_memory
+from veritune.plan.memory import cache_columns, kept_by_layer, training_memory
 from veritune.plan.planning import command_line, step_tokens
 from veritune.plan.seconds import Work, decode_seconds, prefill_seconds, prompt_passes, survival
 from veritune.plan.shapes import shape_of
@@ -213,10 +215,23 @@ def test_a_reference_is_another_copy_of_the_weights(tiny):
 
 def test_the_cache_of_the_native_engine_by_hand(qwen):
     plan = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024))
-    # 1,224 positions are 39 blocks of 32
-    assert plan.rollouts.cache == 256 * 1248 * 28_672
+    # A column for each of 1,023 tokens and some to spare, and the prompts of 32 groups once
+    assert plan.rollouts.cache == (256 * cache_columns(1023)[1] + 32 * 200) * 28_672
     few = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024, max_rows=100))
-    assert (few.rollouts.places, few.rollouts.cache) == (100, 100 * 1248 * 28_672)
+    assert few.rollouts.places == 100
+    assert few.rollouts.cache == (100 * cache_columns(1023)[1] + 13 * 200) * 28_672
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9, 10, 60, 200, 701])
+def test_the_cache_has_as_many_columns_as_the_engines(tokens):
+    cache = Cache()
+    cache.admit([(torch.zeros(1, 1, 3, 1), torch.zeros(1, 1, 3, 1))], [3], np.zeros(2, dtype=np.int64))
+    widths = [0]
+    for _ in range(tokens - 1):  # the last token is not written
+        cache.begin_step(2)
+        if cache.width != widths[-1]:
+            widths.append(cache.width)
+    assert cache_columns(tokens - 1) == ((widths[-2], widths[-1]) if tokens > 1 else (0, 0))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -274,10 +289,17 @@ def test_the_decoding_of_a_tiny_model_by_hand(tiny):
     step = max(2 * matrices * 3 / 500, matrices * 4 / 100)
     operations, moved = 4 * 2 * 24 * 3 * 6, 2 * 2 * 12 * 4 * 3 * 6
     attention = max(operations / 500, moved / 100)
-    assert decode_seconds(shape, work, 3, 10, 5, survival(2, 2)) == pytest.approx(step + attention)
+    assert decode_seconds(shape, work, 3, 1, 10, 5, survival(2, 2)) == pytest.approx(step + attention)
+    # Siblings read the prompt together: 3 tokens and 5 of the prompt, in place of 18.
+    together = max(operations / 500, 2 * 2 * 12 * 4 * 8 / 100)
+    assert decode_seconds(shape, work, 3, 3, 10, 5, survival(2, 2)) == pytest.approx(step + together)
+    # With half of them alive, 1 - 1/8 of the prompt is expected to be read, and one and a half rows.
+    halved = max(operations / 2 / 500, 2 * 2 * 12 * 4 * (1.5 + 5 * 7 / 8) / 100)
+    step = max(2 * matrices * 1.5 / 500, matrices * 4 / 100)
+    assert decode_seconds(shape, work, 3, 3, 10, 5, survival(1.5, 2)) == pytest.approx(step + halved)
     # Two side by side: one step of two rows and half a step more; the attended positions stay the same.
     step = max(2 * matrices * 2 / 500, matrices * 4 / 100)
-    assert decode_seconds(shape, work, 3, 2, 5, survival(2, 2)) == pytest.approx(1.5 * step + attention)
+    assert decode_seconds(shape, work, 3, 1, 2, 5, survival(2, 2)) == pytest.approx(1.5 * step + attention)
 
 
 def test_the_prefill_of_a_tiny_model_by_hand(tiny):
@@ -293,7 +315,7 @@ LIMIT = {"device": "h200", "prompt_tokens": 200, "max_tokens": 1024, "microbatch
 
 def test_qwen_on_an_h200_takes_the_counted_limits(qwen):
     """256 rollouts of 1024 tokens, counted apart from this code: 2.27 s to decode, 3.26 s to train on."""
-    seconds = make_plan(PlanConfig(**{**LIMIT, "model": qwen})).seconds
+    seconds = make_plan(PlanConfig(**{**LIMIT, "model": qwen}, engine="vllm")).seconds
     assert seconds.decode == pytest.approx(2.27, abs=0.01)
     assert seconds.train == pytest.approx(3.26, abs=0.01)
     assert seconds.total == pytest.approx(seconds.prefill + seconds.decode + seconds.train + seconds.update)
@@ -372,7 +394,7 @@ def test_the_command_uses_the_gpus_as_planned(qwen, settings, engines, flags):
 
 
 def test_servers_share_the_rollouts_and_hold_a_cache_of_their_own(qwen):
-    alone = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024))
+    alone = make_plan(PlanConfig(model=qwen, device="h200", engine="vllm", prompt_tokens=200, max_tokens=1024))
     config = PlanConfig(model=qwen, device="h200", gpus=3, prompt_tokens=200, max_tokens=1024, rollout_batch_size=512)
     shared = make_plan(config)
     # Twice the rollouts on two servers take the time that one needs for half of them; training takes twice as long.
@@ -468,7 +490,7 @@ def test_the_command_prints_what_was_counted(capsys, monkeypatch, qwen, columns)
     assert code == 0
     lines = out.splitlines()
     assert max(map(len, lines[:-1])) <= columns  # the command itself is one line, to be copied
-    for told in ("1,543,714,304", "790 TFLOP/s", "4.3 TB/s", "measured", "2.27 s", "3.27 s", "28,672 bytes"):
+    for told in ("1,543,714,304", "790 TFLOP/s", "4.3 TB/s", "measured", "1.96 s", "3.27 s", "28,672 bytes"):
         assert told in out, told
     plan = make_plan(PlanConfig(**{**LIMIT, "model": qwen}))
     assert f"microbatch_tokens that fits: {plan.largest_microbatch:,}" in out

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from veritune.configs import EngineConfig
+from veritune.decode import STEP
 from veritune.head import CHUNK_LOGITS
 from veritune.plan.config import PlanConfig
 from veritune.plan.devices import GIB, Device
 from veritune.plan.shapes import Shape
-
-BLOCK = 32
-"""Positions by which the native engine's cache grows."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +130,25 @@ def rollout_memory(shape: Shape, itemsize: int, config: PlanConfig, device: Devi
 
 
 def _native_memory(shape: Shape, itemsize: int, config: PlanConfig) -> RolloutMemory:
-    """The native engine's cache with every place taken up to max_tokens, and a step's logits or the prompts' pass."""
+    """The native engine at the last token, with every place still taken."""
     places = min(config.max_rows, config.rollout_batch_size)
-    length = -(-(config.prompt_tokens + config.max_tokens) // BLOCK) * BLOCK
     prompts = -(-places // config.group_size) * config.prompt_tokens
-    prefill = prompts * (shape.cache_bytes(itemsize) + itemsize * (3 * shape.feed_forward + 2 * shape.hidden))
+    per_token = shape.cache_bytes(itemsize)
+    before, columns = cache_columns(config.max_tokens - 1)
+    # The cache grows tensor by tensor, keys and values of each layer apart.
+    growth = places * before * per_token // (2 * shape.layers)
+    prefill = prompts * itemsize * (3 * shape.feed_forward + 3 * shape.hidden)
     sampling = places * shape.vocabulary * (itemsize + SAMPLING_BYTES)
-    return RolloutMemory(0, places * length * shape.cache_bytes(itemsize), max(prefill, sampling), places)
+    cache = (places * columns + prompts) * per_token
+    return RolloutMemory(0, cache, max(growth, prefill, sampling), places)
+
+
+def cache_columns(written: int) -> tuple[int, int]:
+    """Columns of `decode.Cache` before it grew last, and after that, once it holds `written` tokens a row."""
+    before, columns = 0, 0
+    while columns < written:
+        before, columns = columns, columns + STEP * max(1, math.ceil(math.sqrt(6 * columns) / STEP))
+    return before, columns
 
 
 def _vllm_memory(shape: Shape, itemsize: int, config: PlanConfig, device: Device) -> RolloutMemory:

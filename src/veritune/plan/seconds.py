@@ -63,7 +63,9 @@ def step_seconds(shape: Shape, config: PlanConfig, device: Device, dtype: torch.
     rows, groups = config.rollout_batch_size, config.rollout_batch_size // config.group_size
     servers, split = config.engines
     prefill = prefill_seconds(shape, work, -(-groups // servers), config.prompt_tokens) / split
-    decode = decode_seconds(shape, work, -(-rows // servers), places, config.prompt_tokens, alive) / split
+    # vLLM reads a prompt for each of its responses.
+    siblings = config.group_size if config.sampler == "native" else 1
+    decode = decode_seconds(shape, work, -(-rows // servers), siblings, places, config.prompt_tokens, alive) / split
     forward, forward_layers = forward_operations(shape, config, alive)
     again = forward_layers if config.activation_checkpointing else 0.0
     weights = shape.parameters * dtype.itemsize
@@ -85,11 +87,13 @@ def prefill_seconds(shape: Shape, work: Work, prompts: int, length: int) -> floa
     return work.seconds(operations, weights) + work.seconds(4 * shape.layers * shape.query * pairs)
 
 
-def decode_seconds(shape: Shape, work: Work, rows: int, places: int, prompt: int, alive: Tensor) -> float:
+def decode_seconds(
+    shape: Shape, work: Work, rows: int, siblings: int, places: int, prompt: int, alive: Tensor
+) -> float:
     """Seconds of every decode step of `rows` responses, `places` of them side by side as long as others wait.
 
-    A step reads every weight once, and the cache of the rows that are alive. `alive` is from `survival`; the first
-    token of a response comes from the prefill.
+    A step reads every weight once, the cache of what each row that is alive has generated, and a prompt once for all of
+    its `siblings` that are alive. `alive` is from `survival`; the first token of a response comes from the prefill.
     """
     matrices, size = shape.layer_matrices + shape.head_matrix, work.dtype.itemsize
 
@@ -100,8 +104,11 @@ def decode_seconds(shape: Shape, work: Work, rows: int, places: int, prompt: int
     later, abreast = alive[1:], min(rows, places)
     drained = sum(matrix_seconds(abreast * share) for share in later.tolist())
     full_steps = (rows - abreast) / abreast * float(later.sum())
-    positions = rows * float((later * (prompt + torch.arange(1, len(alive)))).sum())
-    attention = work.seconds(4 * shape.layers * shape.query * positions, shape.cache_bytes(size) * positions)
+    own = rows * float((later * torch.arange(1, len(alive))).sum())
+    scored = own + rows * prompt * float(later.sum())
+    groups_alive = rows / siblings * float((1 - (1 - later) ** siblings).sum())
+    read = own + prompt * groups_alive
+    attention = work.seconds(4 * shape.layers * shape.query * scored, shape.cache_bytes(size) * read)
     return drained + full_steps * matrix_seconds(abreast) + attention
 
 
