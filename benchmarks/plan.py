@@ -51,7 +51,7 @@ CASES = (
     Case(hidden=128, layers=8, heads=4, key_value_heads=2, feed_forward=384, vocabulary=409),
     Case(hidden=512, layers=2, heads=8, key_value_heads=2, feed_forward=1536),
     Case(
-        hidden=512, layers=4, key_value_heads=2, feed_forward=2048, vocabulary=32000, microbatch_tokens=2048, groups=2
+        hidden=512, layers=4, key_value_heads=2, feed_forward=2048, vocabulary=32000, microbatch_tokens=1600, groups=3
     ),
     Case(hidden=128, layers=2, heads=4, key_value_heads=4, feed_forward=384, vocabulary=32000),
     Case(microbatch_tokens=1024, groups=2),
