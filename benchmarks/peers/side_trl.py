@@ -63,6 +63,7 @@ def config_of(shape: Shape, settings: Json, folder: str) -> GRPOConfig:
 def trainer_of(case: Json, shape: Shape, folder: str) -> GRPOTrainer:
     tokenizer = AutoTokenizer.from_pretrained(case["policy"])
     model = AutoModelForCausalLM.from_pretrained(case["policy"], dtype=torch.float32)
+    torch.nn.utils.get_total_norm(model.parameters())  # read the weights, which are mapped, before memory counts
     recorded = json.loads(Path(case["recorded"]).read_text()) if case["kind"] == "T" else []
 
     def reward(completions: list[str], **_: Any) -> list[float]:

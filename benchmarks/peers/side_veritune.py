@@ -194,6 +194,7 @@ def main() -> None:
     case, requests = json.loads(sys.argv[1]), Requests()
     torch.set_num_threads(1)
     policy, shape, recorded = load_policy(case["policy"]), Shape(**case["shape"]), Path(case["recorded"])
+    torch.nn.utils.get_total_norm(policy.model.parameters())  # read the weights, which are mapped, before memory counts
     match case["kind"]:
         case "R":
             serve_rollouts(policy, requests)
