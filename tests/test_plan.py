@@ -405,6 +405,18 @@ def test_servers_share_the_rollouts_and_hold_a_cache_of_their_own(qwen):
     assert shared.rollouts.places == 256
 
 
+def test_a_split_engine_holds_a_share_of_weights_and_cache(qwen):
+    config = PlanConfig(model=qwen, device="h200", gpus=4, engine="vllm", prompt_tokens=200, max_tokens=1024)
+    config = dataclasses.replace(config, gpu_memory_utilization=0.01)
+    memory = make_plan(config).rollouts
+    share = int(0.01 * 139.7 * 2**30)
+    assert memory.weights == 2 * 1_543_714_304 // 4
+    # Two heads of keys and values on four GPUs: each GPU holds one of them.
+    assert memory.places == (share - memory.weights) // (1224 * 28_672 // 2) == 41
+    with pytest.raises(ConfigError, match=r"^gpus is 5; it must be a divisor of the model's 12 heads"):
+        make_plan(dataclasses.replace(config, gpus=5))
+
+
 def test_what_does_not_fit_is_said_with_a_way_out(qwen):
     small = make_plan(PlanConfig(model=qwen, device="h200", gpu_memory=16, microbatch_tokens=8192))
     assert small.largest_microbatch is not None

@@ -156,7 +156,9 @@ def _vllm_memory(shape: Shape, itemsize: int, config: PlanConfig, device: Device
     servers, split = config.engines
     share = int(config.gpu_memory_utilization * device.gib * GIB)
     weights = shape.parameters * itemsize // split
-    each = (config.prompt_tokens + config.max_tokens) * shape.cache_bytes(itemsize) // split
+    # A head of keys and values is not split: with more GPUs than heads, several hold the same.
+    per_token = shape.cache_bytes(itemsize) // min(split, shape.key_value_heads)
+    each = (config.prompt_tokens + config.max_tokens) * per_token
     rows = -(-config.rollout_batch_size // servers)
     most = min(rows, EngineConfig.engine_concurrency * config.group_size) if config.sampler == "vllm-server" else rows
     return RolloutMemory(weights, share - weights, 0, min(most, max(share - weights, 0) // each))

@@ -61,7 +61,8 @@ def make_plan(config: PlanConfig) -> Plan:
     if not device.is_gpu:
         require(config, "gpus", config.gpus == 1, "1 where the device is a CPU")
         require(config, "engine", config.sampler == "native", "native where the device is a CPU")
-    size = dtype.itemsize
+    _, split = config.engines
+    require(config, "gpus", shape.heads % split == 0, f"a divisor of the model's {shape.heads} heads with engine vllm")
     held = max(config.microbatch_tokens, longest)  # a row longer than the budget stands alone
     plan = Plan(
         config=config,
@@ -69,7 +70,7 @@ def make_plan(config: PlanConfig) -> Plan:
         device=device,
         dtype=dtype,
         training=training_memory(shape, config, device, dtype, min(held, step_tokens(config))),
-        rollouts=(rollouts := rollout_memory(shape, size, config, device)),
+        rollouts=(rollouts := rollout_memory(shape, dtype.itemsize, config, device)),
         seconds=step_seconds(shape, config, device, dtype, places=max(rollouts.places, 1)),
         largest_microbatch=None,
         faults=(),
