@@ -90,7 +90,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 def comparison(runs: Runs, kind: str) -> None:
     """One line a shape and side: seconds, kept tokens, ratio to ours, peak memory, multiple of the counted limit."""
     part, lines = PARTS[kind], []
-    for shape, side in sorted(runs.keys(kind), key=lambda key: key[0]):
+    for shape, side in sorted(runs.keys(kind), key=lambda key: (key[0], key[1] != "veritune", key[1])):
         rows = runs.of(kind, shape, side)
         limit = runs.limits.get(shape)
         multiple = "–"
