@@ -19,7 +19,7 @@ MODELS = {
         transformers.Qwen2Config,
         {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
     ),
-    "qwen3": (transformers.Qwen3Config, {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 10}),
+    "qwen3": (transformers.Qwen3Config, {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10}),
     "llama": (
         transformers.LlamaConfig,
         {
@@ -123,24 +123,6 @@ def test_a_layer_with_an_adapter_is_left_to_the_model_itself():
     model = make_model("qwen2")
     model.model.layers[1].mlp.up_proj.__class__ = Adapter
     assert layers_of(model) is None
-
-
-@torch.inference_mode()
-def test_changed_weights_are_read_at_once():
-    model = make_model("qwen3")
-    rollout = Rollout(model, layers_of(model), seed=2)
-    rollout.admit([3], [0, 0])
-    weight = model.model.layers[0].mlp.gate_proj.weight
-    rollout.step(places=2)
-    weight.mul_(0.5)
-    before = rollout.cache.keys[0].clone()
-    tokens, positions = torch.tensor([1, 2]), torch.tensor([4, 4])
-    rollout.cache.begin_step(2)
-    halved = decode(model, rollout.layers, rollout.cache, tokens, positions)
-    assert torch.equal(halved, decode(model, layers_of(model), rollout.cache, tokens, positions))
-    weight.mul_(2)
-    assert not torch.equal(halved, decode(model, rollout.layers, rollout.cache, tokens, positions))
-    assert before.shape == rollout.cache.keys[0].shape
 
 
 def test_the_last_rows_fill_the_gaps():

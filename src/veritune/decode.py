@@ -1,8 +1,8 @@
 """One more token for many rows at once: what is remembered of them, and the forward pass that reads it.
 
 A group's prompt is kept once, however many siblings continue it, and is read once a step for all of them. The models
-that nearly everybody trains share one forward pass, which stands here without what a decode step has no use for; it
-reads the model's own parameters, so it is never stale. Any other model runs its own.
+that nearly everybody trains share one forward pass, which stands here without what a decode step has no use for; any
+other model runs its own.
 """
 
 from __future__ import annotations
@@ -221,47 +221,58 @@ FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Layer(NamedTuple):
-    """The parameters of one layer, by reference."""
+    """The parameters of one layer. Matrices are (in, out), and stand side by side where they read the same states: at
+    few rows, products with them take a fifth less time than with the model's own, (out, in) and apart."""
 
     attention_norm: Tensor
-    projections: tuple[tuple[Tensor, Tensor | None], ...]
-    """Weight and bias for query, key and value."""
-    head_norms: tuple[Tensor | None, Tensor | None]
-    """For query and key."""
-    output: Tensor
+    inwards: Tensor
+    """To queries, keys and values."""
+    inwards_bias: Tensor | None
+    heads: tuple[int, int]
+    """Of queries, and of keys as of values."""
+    head_norms: Tensor | None
+    """For queries and keys, (H + K, D)."""
+    outwards: Tensor
     mlp_norm: Tensor
-    gate: Tensor
-    up: Tensor
+    gate_and_up: Tensor
     down: Tensor
 
 
 def layers_of(model: Any) -> list[Layer] | None:
-    """The parameters that `decode` reads; None where `model` is of another shape, or has adapters on its layers."""
+    """What `decode` reads, copied from `model`; None where it is of another shape, or has adapters on its layers."""
     if model.config.model_type not in FAMILY or model.config.hidden_act != "silu":
         return None
     layers = []
     for layer in model.base_model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         inwards = (attention.q_proj, attention.k_proj, attention.v_proj)
-        outwards = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        if any(type(linear) is not torch.nn.Linear for linear in (*inwards, *outwards)):
+        others = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if any(type(linear) is not torch.nn.Linear for linear in (*inwards, *others)):
             return None
-        if any(linear.bias is not None for linear in outwards):
+        if any(linear.bias is not None for linear in others):
             return None
-        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        heads = tuple(linear.out_features // attention.head_dim for linear in inwards[:2])
+        norms = [getattr(attention, name).weight for name in ("q_norm", "k_norm") if hasattr(attention, name)]
         layers.append(
             Layer(
                 layer.input_layernorm.weight,
-                tuple((linear.weight, linear.bias) for linear in inwards),
-                (norms[0] and norms[0].weight, norms[1] and norms[1].weight),
-                attention.o_proj.weight,
+                _side_by_side(*inwards),
+                None if inwards[0].bias is None else torch.cat([linear.bias for linear in inwards]),
+                heads,
+                torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)])
+                if norms
+                else None,
+                _side_by_side(attention.o_proj),
                 layer.post_attention_layernorm.weight,
-                mlp.gate_proj.weight,
-                mlp.up_proj.weight,
-                mlp.down_proj.weight,
+                _side_by_side(mlp.gate_proj, mlp.up_proj),
+                _side_by_side(mlp.down_proj),
             )
         )
     return layers
+
+
+def _side_by_side(*linears: torch.nn.Linear) -> Tensor:
+    return torch.cat([linear.weight for linear in linears]).T.contiguous()
 
 
 def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -282,25 +293,20 @@ def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Ten
     hidden = functional.embedding(tokens, inner.embed_tokens.weight)  # (B, E)
     cosine, sine = inner.rotary_emb(hidden, positions[:, None])  # (B, 1, D) each
     half = sine.shape[-1] // 2
+    # Rotary positions, Su et al. 2021, https://arxiv.org/abs/2104.09864: halves change places, and the first its sign.
     sine = torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)
     for index, layer in enumerate(layers):
         states = functional.rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, epsilon)
-        query, key, value = (
-            functional.linear(states, weight, bias).view(rows, -1, 2 * half) for weight, bias in layer.projections
-        )
-        query, key = (
-            _turn(vectors if norm is None else functional.rms_norm(vectors, norm.shape, norm, epsilon), cosine, sine)
-            for vectors, norm in zip((query, key), layer.head_norms, strict=True)
-        )
+        bias = layer.inwards_bias
+        vectors = states @ layer.inwards if bias is None else bias.addmm(states, layer.inwards)
+        vectors, value = vectors.view(rows, -1, 2 * half).split((sum(layer.heads), layer.heads[1]), dim=1)
+        if layer.head_norms is not None:
+            vectors = functional.rms_norm(vectors, vectors.shape[-1:], None, epsilon) * layer.head_norms
+        vectors = torch.addcmul(vectors * cosine, vectors.roll(half, dims=-1), sine)
+        query, key = vectors.split(layer.heads, dim=1)
         cache.write(index, key, value)
-        hidden = torch.addmm(hidden, cache.attend(index, query, (2 * half) ** -0.5), layer.output.T)
+        hidden = hidden.addmm(cache.attend(index, query, (2 * half) ** -0.5), layer.outwards)
         states = functional.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, epsilon)
-        gated = functional.silu(functional.linear(states, layer.gate)).mul_(functional.linear(states, layer.up))
-        hidden = torch.addmm(hidden, gated, layer.down.T)
+        gate, up = (states @ layer.gate_and_up).chunk(2, dim=-1)
+        hidden = hidden.addmm(functional.silu(gate).mul_(up), layer.down)
     return model.get_output_embeddings()(inner.norm(hidden))
-
-
-def _turn(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions, Su et al. 2021, https://arxiv.org/abs/2104.09864: (B, H, D) by tables (B, 1, D), whose sine
-    is negative in its first half."""
-    return torch.addcmul(vectors * cosine, vectors.roll(vectors.shape[-1] // 2, dims=-1), sine)

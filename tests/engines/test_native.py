@@ -36,6 +36,20 @@ def test_a_prompt_that_fills_the_context_is_refused_and_a_response_ends_with_it(
     assert completion.finish_reason == "length"
 
 
+def test_weights_that_change_in_place_are_served_at_the_next_call(random_policy):
+    import copy
+
+    policy = dataclasses.replace(random_policy, model=copy.deepcopy(random_policy.model))
+    engine, sampling = NativeEngine(policy), Sampling(temperature=0, max_tokens=10, min_tokens=10)
+    ((before,),) = engine.generate([[5, 6, 7]], sampling)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(0.8)
+    ((after,),) = engine.generate([[5, 6, 7]], sampling)
+    expected = policy.model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, min_new_tokens=10, max_new_tokens=10)
+    assert after.ids == tuple(expected[0, 3:].tolist()) != before.ids
+
+
 def test_damaged_weights_are_an_engine_error(random_policy):
     import copy
 
