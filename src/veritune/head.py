@@ -45,11 +45,9 @@ def score_and_differentiate(
     `hidden` (R, H), `labels` (R,). A token's loss may depend on its own log-probability only.
     """
     weight, bias = head.weight, getattr(head, "bias", None)
-    # Many small addends are lost in a sum of few bits.
-    weight_gradient = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-    bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=weight_gradient.dtype)
-    hidden_gradient, scores = torch.empty_like(hidden), weight_gradient.new_empty(len(labels))
-    loss = weight_gradient.new_zeros(())
+    weight_gradient, bias_gradient = (_accumulator(parameter) for parameter in (weight, bias))
+    hidden_gradient, scores = torch.empty_like(hidden), torch.empty_like(labels, dtype=_full(hidden.dtype))
+    loss = scores.new_zeros(())
     for part, log_softmax, log_probs in _log_softmax_chunks(hidden, head, labels, temperature):
         with torch.enable_grad():
             leaf = log_probs.requires_grad_()
@@ -57,23 +55,43 @@ def score_and_differentiate(
             (slope,) = torch.autograd.grad(chunk_loss, leaf)
         loss += chunk_loss.detach()
         scores[part] = log_probs.detach()
-        # d log p(label) / d logits = (one hot of label - softmax) / temperature
+        # d log p(label) / d logits = (one hot of label - softmax) / temperature, small where the policy is sure: it is
+        # rounded to the weights' type last.
         slope = slope / temperature
         of_logits = log_softmax.exp_().mul_(-slope[:, None])
         of_logits[torch.arange(len(slope), device=slope.device), labels[part]] += slope
         of_logits = of_logits.to(hidden.dtype)
         torch.mm(of_logits, weight, out=hidden_gradient[part])
-        if of_logits.dtype == weight_gradient.dtype:
-            weight_gradient.addmm_(of_logits.T, hidden[part])
-        else:
-            weight_gradient += of_logits.T @ hidden[part]
+        if weight_gradient is not None:
+            if weight_gradient.dtype == of_logits.dtype:
+                weight_gradient.addmm_(of_logits.T, hidden[part])
+            else:
+                weight_gradient += of_logits.T @ hidden[part]
         if bias_gradient is not None:
             bias_gradient += of_logits.sum(dim=0)
-    for parameter, gradient in ((weight, weight_gradient), (bias, bias_gradient)):
-        if parameter is not None and gradient is not None and parameter.requires_grad:
-            in_its_type = gradient.to(parameter.dtype)
-            parameter.grad = in_its_type if parameter.grad is None else parameter.grad.add_(in_its_type)
+    _give_back(weight, weight_gradient)
+    _give_back(bias, bias_gradient)
     return HeadPass(loss, scores, hidden_gradient)
+
+
+def _full(dtype: torch.dtype) -> torch.dtype:
+    """float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _accumulator(parameter: Any) -> Tensor | None:
+    """What a trained parameter's gradient is added to: its own, or a sum of enough bits for many small addends."""
+    if parameter is None or not parameter.requires_grad:
+        return None
+    if parameter.grad is not None and parameter.dtype == _full(parameter.dtype):
+        return parameter.grad
+    return torch.zeros_like(parameter, dtype=_full(parameter.dtype))
+
+
+def _give_back(parameter: Any, gradient: Tensor | None) -> None:
+    """Have the parameter's gradient contain what was added to its accumulator."""
+    if gradient is not None and gradient is not parameter.grad:
+        parameter.grad = gradient.to(parameter.dtype) if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 def _log_softmax_chunks(
@@ -85,8 +103,8 @@ def _log_softmax_chunks(
     for start in range(0, len(labels), size):
         part = slice(start, start + size)
         logits = head(hidden[part])
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if temperature != 1:
-            logits.div_(temperature)
-        logits -= logits.logsumexp(dim=-1, keepdim=True)
-        yield part, logits, logits.gather(-1, labels[part, None])[:, 0]
+            logits = logits.to(_full(logits.dtype)).div_(temperature)
+        log_softmax = torch.log_softmax(logits, dim=-1, dtype=_full(logits.dtype))
+        del logits  # the caller works on the other, and holds it alone
+        yield part, log_softmax, log_softmax.gather(-1, labels[part, None])[:, 0]
