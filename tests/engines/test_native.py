@@ -50,6 +50,14 @@ def test_weights_that_change_in_place_are_served_at_the_next_call(random_policy)
     assert after.ids == tuple(expected[0, 3:].tolist()) != before.ids
 
 
+def test_positions_taken_from_the_order_of_the_cache_are_refused(random_policy):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=len(random_policy.tokenizer), hidden_size=8, n_layer=1, n_head=1))
+    with pytest.raises(EngineError, match="ALiBi"):
+        NativeEngine(dataclasses.replace(random_policy, model=model))
+
+
 def test_damaged_weights_are_an_engine_error(random_policy):
     import copy
 

@@ -1,8 +1,8 @@
 """Batched sampling in plain torch, for any causal language model of the transformers zoo.
 
-A prompt is prefilled once for its whole group and its keys and values are copied to the siblings; the cache grows in
-blocks; a finished row's place is taken at once by the last live row, so that every decode step works on live
-rows only; new groups are admitted as places come free. The engine serves the trainer's own module, so it is exact.
+A prompt is prefilled once and kept once for its whole group; a finished row's place is taken at once by the last live
+row, so that every decode step works on live rows only; new groups are admitted as places come free. The engine serves
+the trainer's own module, so it is exact.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class NativeEngine:
             raise ConfigError(f"max_rows is {max_rows}; it must be at least 1")
         if any(kind != "full_attention" for kind in getattr(policy.model.config, "layer_types", None) or ()):
             raise EngineError("the native engine serves full attention only; this model has other layer types")
+        if getattr(policy.model.config, "alibi", False) or policy.model.config.model_type in ("bloom", "mpt"):
+            raise EngineError("the native engine cannot serve ALiBi, which takes positions from the order of the cache")
         self.policy: Policy | None = policy
         self.model = policy.model
         self.max_rows = max_rows
