@@ -189,10 +189,12 @@ def test_weights_gradients_and_moments_are_those_of_the_optimiser(tiny):
 def test_the_head_and_a_layer_of_qwen_by_hand(qwen):
     shape, config = shape_of(qwen), PlanConfig(model=qwen, device="h200")
     memory = training_memory(shape, config, DEVICES["h200"], torch.bfloat16, 8192)
-    # 2²⁷ logits a chunk are 883 tokens of 151,936: logits in float32 and a temporary, or logits, their gradient in
-    # bfloat16 and a product of the matrix's size; beside a float32 gradient of the matrix and two of (8192, 1536).
+    # 2²⁷ logits a chunk are 883 tokens of 151,936: logits, their float32 copy and its log-softmax, or this one, the
+    # gradient in bfloat16 and a product of the matrix's size; beside the matrix's float32 gradient and two of hidden.
     chunk = 883 * 151_936
-    assert memory.head == 4 * 233_373_696 + max(8 * chunk, 6 * chunk + 2 * 233_373_696) + 2 * 8192 * 1536 * 2
+    assert memory.head == 4 * 233_373_696 + max(10 * chunk, 6 * chunk + 2 * 233_373_696) + 2 * 8192 * 1536 * 2
+    exact = training_memory(shape, config, DEVICES["h200"], torch.float32, 100)
+    assert exact.head == 2 * 4 * 100 * 151_936 + 2 * 100 * 1536 * 4  # the matrix's gradient is the gradient's own
     assert memory.layer == 8192 * 2 * (2 * 8960 + 4 * 1536)
     assert memory.embedding == 2 * 233_373_696
     # Beside the layers a float32 and a bfloat16 copy of the hidden state, and a cosine and sine a head's place.
@@ -217,6 +219,7 @@ def test_the_cache_of_the_native_engine_by_hand(qwen):
     plan = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024))
     # A column for each of 1,023 tokens and some to spare, and the prompts of 32 groups once
     assert plan.rollouts.cache == (256 * cache_columns(1023)[1] + 32 * 200) * 28_672
+    assert plan.rollouts.weights == 2 * 28 * 46_792_704  # the layers' matrices again, side by side
     few = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024, max_rows=100))
     assert few.rollouts.places == 100
     assert few.rollouts.cache == (100 * cache_columns(1023)[1] + 13 * 200) * 28_672

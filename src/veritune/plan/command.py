@@ -100,7 +100,7 @@ def _sampling_rows(plan: Plan) -> list[Row]:
     cached = f"{memory.places:,} responses, {plan.shape.cache_bytes(plan.dtype.itemsize):,} bytes a token"
     rows = [
         ("weights, moments" + (", reference" if plan.training.reference else ""), held, "of the trainer"),
-        ("vLLM's weights", memory.weights, over.strip()),
+        ("the engine's weights", memory.weights, over.strip() or "a copy"),
         ("cache", memory.cache, cached + over),
         ("logits, sampling", memory.working, "or the pass over the prompts"),
         ("peak", held + memory.peak, f"of {in_units(plan.usable)} usable"),

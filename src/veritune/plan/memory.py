@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from veritune.configs import EngineConfig
-from veritune.decode import STEP
+from veritune.decode import FAMILY, STEP
 from veritune.head import CHUNK_LOGITS
 from veritune.plan.config import PlanConfig
 from veritune.plan.devices import GIB, Device
@@ -93,13 +93,14 @@ def kept_by_layer(shape: Shape, device: Device, dtype: torch.dtype) -> int:
 
 
 def _head_bytes(shape: Shape, device: Device, dtype: torch.dtype, tokens: int) -> int:
-    """The head's matrix gradient in float32, and a chunk of float32 logits with a temporary as large."""
+    """A chunk of logits with its log-softmax; for a shorter number type also the matrix's gradient in float32."""
     budget = CHUNK_LOGITS["cuda" if device.is_gpu else "cpu"]
     chunk = min(tokens, max(1, budget // shape.vocabulary)) * shape.vocabulary
     if dtype == torch.float32:
-        return 4 * shape.head_matrix + 8 * chunk
-    # The products of a shorter number type have results of it, which are then added up.
-    return 4 * shape.head_matrix + max(8 * chunk, 6 * chunk + dtype.itemsize * shape.head_matrix)
+        return 8 * chunk
+    # Logits as they come, in float32, and their log-softmax; or that, its gradient, and a product to be added up.
+    size = dtype.itemsize
+    return 4 * shape.head_matrix + max((size + 8) * chunk, (4 + size) * chunk + size * shape.head_matrix)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class RolloutMemory:
     """Bytes on each sampling device, the trainer's where the engine is native, at the peak of the rollouts."""
 
     weights: int
-    """The engine's own copy; the native engine has none."""
+    """The engine's own copy: all of them for vLLM, the layers' matrices for the native engine."""
     cache: int
     working: int
     places: int
@@ -140,7 +141,8 @@ def _native_memory(shape: Shape, itemsize: int, config: PlanConfig) -> RolloutMe
     prefill = prompts * itemsize * (3 * shape.feed_forward + 3 * shape.hidden)
     sampling = places * shape.vocabulary * (itemsize + SAMPLING_BYTES)
     cache = (places * columns + prompts) * per_token
-    return RolloutMemory(0, cache, max(growth, prefill, sampling), places)
+    copied = shape.layer_matrices * itemsize if shape.model_type in FAMILY else 0
+    return RolloutMemory(copied, cache, max(growth, prefill, sampling), places)
 
 
 def cache_columns(written: int) -> tuple[int, int]:

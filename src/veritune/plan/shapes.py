@@ -16,6 +16,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 class Shape:
     """What memory and time are counted from; widths in elements."""
 
+    model_type: str
     parameters: int
     tensors: int
     """Parameter tensors."""
@@ -68,6 +69,7 @@ def shape_of(name: str) -> Shape:
     matrices = [module.weight for module in model.base_model.layers.modules() if isinstance(module, torch.nn.Linear)]
     vocabulary, hidden = head.weight.shape
     return Shape(
+        model_type=config.model_type,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         tensors=len(list(model.parameters())),
         layers=len(layers),
