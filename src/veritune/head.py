@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
-"""Logits that a chunk holds, in float32: 32 MiB on a CPU, whose caches like small ones, 512 MiB on a GPU."""
+CHUNK_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Logits that a chunk holds, in float32: 64 MiB on a CPU, 512 MiB on a GPU."""
 
 TokenLoss = Callable[[Tensor, slice], Tensor]
 """The loss of each token of a chunk, (r,), from its log-probabilities (r,) and its place among all R tokens."""
