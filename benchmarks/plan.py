@@ -10,14 +10,9 @@ above it, less the gradients: activations, and what is alive beside them; and ho
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import os
-
-# Before torch is imported: one thread, on cores that others may use.
-os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", HF_HUB_OFFLINE="1")
-
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +21,14 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
+ENVIRONMENT = {
+    # Large blocks go back to the system as soon as they are freed, so that resident memory is memory in use.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -37,37 +40,27 @@ class Case:
     feed_forward: int = 768
     vocabulary: int = 4096
     dtype: str = "float32"
-    microbatch_tokens: int = 4096
+    microbatch_tokens: int = 1592
     prompt: int = 64
     response: int = 192
-    groups: int = 4
+    groups: int = 2
     group_size: int = 8
     checkpointing: bool = False
 
 
+# A group has 64 + 8 * 191 tokens, so that microbatches are full and the second one finds the gradients of the first.
 CASES = (
     Case(),
     Case(hidden=128, layers=2, heads=4, key_value_heads=4, feed_forward=384, vocabulary=409),
     Case(hidden=128, layers=8, heads=4, key_value_heads=2, feed_forward=384, vocabulary=409),
-    Case(hidden=512, layers=2, heads=8, key_value_heads=2, feed_forward=1536),
-    Case(
-        hidden=512, layers=4, key_value_heads=2, feed_forward=2048, vocabulary=32000, microbatch_tokens=1600, groups=3
-    ),
+    Case(hidden=512, layers=2, key_value_heads=2, feed_forward=1536),
+    Case(hidden=512, key_value_heads=2, feed_forward=2048, vocabulary=32000),
     Case(hidden=128, layers=2, heads=4, key_value_heads=4, feed_forward=384, vocabulary=32000),
-    Case(microbatch_tokens=1024, groups=2),
-    Case(microbatch_tokens=12800, groups=16),
-    Case(prompt=16, response=496),
-    Case(prompt=448, response=64, groups=8),
+    Case(microbatch_tokens=1020),
+    Case(microbatch_tokens=4 * 1592, groups=8),
+    Case(prompt=448, response=64, microbatch_tokens=2 * 952, groups=4),
     Case(dtype="bfloat16"),
-    Case(
-        hidden=512,
-        key_value_heads=2,
-        feed_forward=2048,
-        vocabulary=32000,
-        dtype="bfloat16",
-        microbatch_tokens=1600,
-        groups=3,
-    ),
+    Case(hidden=512, layers=2, key_value_heads=2, feed_forward=2048, vocabulary=32000, dtype="bfloat16"),
     Case(layers=8, checkpointing=True),
     Case(hidden=128, layers=8, heads=4, key_value_heads=4, feed_forward=384, vocabulary=32000, checkpointing=True),
 )
@@ -82,7 +75,7 @@ def resident_bytes(field: str) -> int:
 
 
 def measure(case: Case) -> dict[str, float]:
-    """Bytes that stay between updates, and by which an update rises above them; seconds of an update."""
+    """Bytes that stay between updates, and by which an update and sampling rise above them; seconds of an update."""
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -186,34 +179,26 @@ def planned(case: Case) -> dict[str, float]:
     }
 
 
-def in_fresh_process(case: Case) -> dict[str, float]:
-    # Large blocks go back to the system as soon as they are freed, so that resident memory is memory in use.
-    environment = {
-        **os.environ,
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-    }
-    command = [sys.executable, __file__, "--one", json.dumps(asdict(case))]
-    return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--cases", type=int, nargs="*", default=range(len(CASES)), help="places in the list; default: all"
+    )
     arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(Case(**json.loads(arguments.one)))))
-        return
+    if not ENVIRONMENT.items() <= os.environ.items():  # they count when a process starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
     print("MiB planned, measured and their ratio, of what a pass adds, of what sampling adds, and of what stays;")
     print("CPU-seconds of an update, planned (the least) and measured")
     ratios = []
-    for case in CASES:
-        plan, measured = planned(case), in_fresh_process(case)
+    for case in [CASES[index] for index in arguments.cases]:
+        with multiprocessing.get_context("fork").Pool(1) as process:
+            measured = process.apply(measure, (case,))
+        plan = planned(case)
         added = [each["rise"] - plan["gradients"] for each in (plan, measured)]
         pairs = [added, *([each[name] for each in (plan, measured)] for name in ("sampling", "resident"))]
         ratios.append([mine / real for mine, real in pairs])
         memory = " | ".join(f"{mine / MIB:6.1f} {real / MIB:6.1f} {mine / real:4.2f}" for mine, real in pairs)
-        changed = {name: value for name, value in asdict(case).items() if value != getattr(CASES[0], name)}
+        changed = {name: value for name, value in asdict(case).items() if value != getattr(Case(), name)}
         print(f"{memory} | {plan['seconds']:5.2f} {measured['seconds']:5.2f} | {changed}", flush=True)
     for name, column in zip(("what a pass adds", "what sampling adds"), zip(*ratios, strict=True), strict=False):
         print(f"{name}, planned over measured: {min(column):.2f} to {max(column):.2f}")

@@ -93,14 +93,17 @@ def kept_by_layer(shape: Shape, device: Device, dtype: torch.dtype) -> int:
 
 
 def _head_bytes(shape: Shape, device: Device, dtype: torch.dtype, tokens: int) -> int:
-    """A chunk of logits with its log-softmax; for a shorter number type also the matrix's gradient in float32."""
-    budget = CHUNK_LOGITS["cuda" if device.is_gpu else "cpu"]
-    chunk = min(tokens, max(1, budget // shape.vocabulary)) * shape.vocabulary
+    """Logits of a chunk with their log-softmax, which both stay until those of the next one are there.
+
+    A shorter number type has them in float32 as well, and the matrix's gradient is summed up in float32.
+    """
+    size, rows = dtype.itemsize, max(1, CHUNK_LOGITS["cuda" if device.is_gpu else "cpu"] // shape.vocabulary)
+    chunk, another = min(tokens, rows) * shape.vocabulary, tokens > rows
     if dtype == torch.float32:
-        return 8 * chunk
-    # Logits as they come, in float32, and their log-softmax; or that, its gradient, and a product to be added up.
-    size = dtype.itemsize
-    return 4 * shape.head_matrix + max((size + 8) * chunk, (4 + size) * chunk + size * shape.head_matrix)
+        return (8 + 4 * another) * chunk
+    product = size * shape.head_matrix  # before it is added to the sum
+    made, used = (8 + size + (4 + size) * another) * chunk, (4 + size) * chunk + product
+    return 4 * shape.head_matrix + max(made, used)
 
 
 @dataclass(frozen=True)
