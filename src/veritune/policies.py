@@ -145,8 +145,8 @@ def load_policy(
     """
     location = _locate(name, "policy")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location)
-        model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=dtype, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"policy {name!r} cannot be loaded: {reason}") from error
