@@ -103,15 +103,29 @@ def add_gradient(model: Any, microbatch: Microbatch, temperature: float, token_l
     Returns the loss and the tokens' log-probabilities (R,). TrainingError, before any gradient reaches the layers, if
     the loss is not finite.
     """
-    hidden = packed_hidden_states(model, microbatch.packed)
+    embedding = model.get_input_embeddings()
+    with _sparse_gradient(embedding):
+        hidden = packed_hidden_states(model, microbatch.packed)
     head_pass = score_and_differentiate(
         hidden.detach(), model.get_output_embeddings(), microbatch.packed.labels, temperature, token_loss
     )
     loss = head_pass.loss.item()
     if not math.isfinite(loss):
         raise TrainingError(f"the loss is {loss}")
+    if embedding.weight.requires_grad and embedding.weight.grad is None:
+        embedding.weight.grad = torch.zeros_like(embedding.weight)  # which the sparse one is added to
     hidden.backward(head_pass.hidden_gradient)
     return loss, head_pass.log_probs
+
+
+@contextlib.contextmanager
+def _sparse_gradient(embedding: Any) -> Iterator[None]:
+    """Have the gradient of what is looked up consist of the rows that were, not of one for every id."""
+    embedding.sparse = True
+    try:
+        yield
+    finally:
+        embedding.sparse = False
 
 
 def prove_packing(policy: Policy, name: str) -> None:

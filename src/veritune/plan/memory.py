@@ -31,8 +31,6 @@ class TrainingMemory:
     """What the head works on: a chunk of logits, and gradients of hidden states and of its matrix."""
     layer: int
     """What the last layer's backward pass works on, once the head is done."""
-    embedding: int
-    """The gradient of the embedding, before it is added to what is there; all activations are gone then."""
 
     @property
     def resident(self) -> int:
@@ -41,8 +39,7 @@ class TrainingMemory:
 
     @property
     def peak(self) -> int:
-        moments = (self.activations + self.head, self.activations + self.layer, self.embedding)
-        return self.resident + self.gradients + max(moments)
+        return self.resident + self.gradients + self.activations + max(self.head, self.layer)
 
 
 def training_memory(
@@ -72,7 +69,6 @@ def training_memory(
         activations=around + layers,
         head=2 * hidden + _head_bytes(shape, device, dtype, tokens),
         layer=working,
-        embedding=shape.head_matrix * size,
     )
 
 
