@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
+from transformers import StableLmConfig, StableLmForCausalLM
 
 from veritune.errors import ConfigError, EngineError, TrainingError
 from veritune.policies import as_policy, checkpoint_activations
@@ -161,6 +162,15 @@ def test_a_model_that_packing_would_change_is_refused(random_policy):
     capped.model.forward = scaled
     with pytest.raises(ConfigError, match="policy 'capped' cannot be trained"):
         prove_packing(capped, "capped")
+
+
+def test_a_model_that_packed_rows_do_not_go_through_is_refused(random_policy):
+    torch.manual_seed(0)
+    size = random_policy.model.config.vocab_size
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = StableLmForCausalLM(StableLmConfig(vocab_size=size, num_hidden_layers=1, eos_token_id=0, **shape))
+    with pytest.raises(ConfigError, match="policy 'other' cannot be trained: packed rows do not go through it"):
+        prove_packing(as_policy(model, random_policy.tokenizer), "other")
 
 
 def test_responses_are_laid_out_as_the_mask():

@@ -139,7 +139,11 @@ def prove_packing(policy: Policy, name: str) -> None:
     (microbatch,) = cut_microbatches(
         prompts, responses, range(3), token_budget=100, device=next(policy.model.parameters()).device
     )
-    packed = score_responses(policy.model, microbatch, temperature=1.0)
+    try:
+        packed = score_responses(policy.model, microbatch, temperature=1.0)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"policy {name!r} cannot be trained: packed rows do not go through it ({reason})") from error
     alone = [_score_alone(policy.model, prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
     difference = (packed - torch.cat(alone)).abs().max().item()
     allowed = 1e-3 if packed.dtype == policy.model.dtype else 0.5

@@ -33,15 +33,6 @@ def sampling_fields(sampling: Sampling, eos_ids: Collection[int], prompt_index: 
     }
 
 
-def require_lengths(prompts_ids: Sequence[Sequence[int]], longest: int) -> None:
-    """Refuse a prompt that is empty or leaves no room for one response token in `longest` positions."""
-    for index, prompt in enumerate(prompts_ids):
-        if not 1 <= len(prompt) < longest:
-            raise EngineError(
-                f"prompt {index} has {len(prompt)} tokens; it must have 1 or more and fewer than the engine's {longest}"
-            )
-
-
 def as_completion(
     tokenizer: Any,
     sampling: Sampling,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from veritune.decode import Cache, decode, fill_gaps, layers_of
+from veritune.engines import require_lengths
 from veritune.errors import ConfigError, EngineError
 from veritune.policies import Policy
 from veritune.randomness import derive_seed
@@ -55,7 +56,7 @@ class NativeEngine:
         """P prompts to P lists of `sampling.n` completions. The same seed gives the same completions."""
         if self.policy is None:
             raise EngineError("this engine is closed")
-        self._check_lengths(prompts_ids)
+        require_lengths(prompts_ids, self.policy.context_length)
         was_training = self.model.training
         self.model.eval()
         try:
@@ -69,15 +70,6 @@ class NativeEngine:
             raise EngineError("the policy's logits are not finite: its weights are damaged, or training has diverged")
         rows = [self._completion(decoder, row) for row in range(len(prompts_ids) * sampling.n)]
         return [rows[start : start + sampling.n] for start in range(0, len(rows), sampling.n)]
-
-    def _check_lengths(self, prompts_ids: Sequence[Sequence[int]]) -> None:
-        assert self.policy is not None
-        for index, prompt in enumerate(prompts_ids):
-            if not 1 <= len(prompt) < self.policy.context_length:
-                raise EngineError(
-                    f"prompt {index} has {len(prompt)} tokens; it must have at least 1 and fewer than the context's "
-                    f"{self.policy.context_length}"
-                )
 
     def _completion(self, decoder: _Decoder, row: int) -> Completion:
         length, reason = int(decoder.generated[row]), decoder.finish_reasons[row]
