@@ -1,5 +1,6 @@
 """Configs to TOML and back, and what is said of a wrong value."""
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from veritune.configs import field_documentation, from_mapping, to_toml
 from veritune.errors import ConfigError
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.grpo import GRPOConfig, LeaderboardConfig
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ def test_a_config_survives_toml():
     settings = Settings(rate=1e-5, sizes=(), folder=Path("x/y"), kind=3, on=True)
     assert from_mapping(Settings, tomllib.loads(to_toml(settings)), "test") == settings
     assert from_mapping(Settings, tomllib.loads(to_toml(Settings())), "test") == Settings()
+    boundless = Settings(rate=math.inf)
+    assert from_mapping(Settings, tomllib.loads(to_toml(boundless)), "test") == boundless
 
 
 def test_documentation_is_the_string_under_the_field():
@@ -76,6 +79,9 @@ def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(values, s
         ({"steps": 0}, "steps is 0"),
         ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
         ({"cliprange": 0.0}, "cliprange is 0.0"),
+        ({"temperature": float("inf")}, "temperature is inf; it must be .* finite"),
+        ({"weight_decay": float("inf")}, "weight_decay is inf; it must be .* finite"),
+        ({"kl_coefficient": float("inf")}, "kl_coefficient is inf; it must be .* finite"),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_loads(settings, said):
@@ -87,3 +93,18 @@ def test_clipping_is_allowed_with_an_old_policy():
     assert GRPOConfig(loss_type="grpo_clip", epochs_per_rollout_batch=2).off_policy
     assert GRPOConfig(loss_type="grpo_clip", train_batch_size=128).off_policy
     assert not GRPOConfig().off_policy
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "hours is None and minutes is None; give one of them"),
+        ({"hours": 0.0}, "hours is 0.0; it must be positive and finite"),
+        ({"minutes": float("nan")}, "minutes is nan; it must be positive and finite"),
+        ({"hours": float("inf")}, "hours is inf; it must be positive and finite"),
+        ({"hours": 1.0, "validation_examples": 5}, "validation_examples is 5; it must be left alone: the whole split"),
+    ],
+)
+def test_a_leaderboard_that_could_not_count_is_refused_at_the_start(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        LeaderboardConfig(**settings)

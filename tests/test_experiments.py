@@ -165,6 +165,15 @@ def test_grids_cells_and_scales_by_hand(tmp_path):
         ),
         ("question = '?'\nrecipe = 'grpo'\ngrid = { group_size = [3] }", "rollout_batch_size is 128"),
         ("question = '?'\nrecipe = 'grpo'\nfocus = { best = 2, steps = 9 }", "focus.best is 2"),
+        ("question = '?'\nrecipe = 'grpo'\njobs = -1", "jobs is -1; it must be a number from 1 on"),
+        ("question = '?'\nrecipe = 'grpo'\njobs = 'two'", "jobs is 'two'"),
+        ("question = '?'\nrecipe = 'grpo'\nproblems = ['math']", r"problems is \['math'\]; it must be a name"),
+        ("question = '?'\nrecipe = 'grpo'\ncells = { a = { recipe = 3 } }", "cells.a.recipe is 3; it must be a name"),
+        ("question = '?'\nrecipe = 'grpo'\ngrid = { prompt = ['a b', 'a-b'] }", "two values of a grid have one name"),
+        (
+            "question = '?'\nrecipe = 'grpo'\ngrid = { steps = [1] }\ncells = { 'steps=1' = {}, 'steps-1' = {} }",
+            "two cells have the name 'steps-1'",
+        ),
     ],
 )
 def test_a_file_that_cannot_work_is_refused_before_anything_runs(tmp_path, text, said):

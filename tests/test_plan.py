@@ -325,7 +325,7 @@ def test_qwen_on_an_h200_takes_the_counted_limits(qwen):
     assert seconds.total == pytest.approx(seconds.prefill + seconds.decode + seconds.train + seconds.update)
 
 
-@pytest.mark.parametrize("group_size", [1, 4, 8])
+@pytest.mark.parametrize("group_size", [2, 4, 8])
 @pytest.mark.parametrize("budget", [1, 60, 100, 130, 199, 260, 1000, 5000])
 def test_prompts_are_computed_as_often_as_the_trainer_packs_them(group_size, budget):
     config = PlanConfig(
@@ -457,7 +457,7 @@ def test_what_does_not_fit_is_said_with_a_way_out(qwen):
         ("gpu_memory", math.nan, "positive, in GiB"),
         ("gpu_memory_utilization", 1.5, r"in \(0, 1\]"),
         ("rollout_batch_size", 100, r"a multiple of group_size \(8\)"),
-        ("group_size", 0, "at least 1"),
+        ("group_size", 1, "at least 2: siblings are compared"),
         ("prompt_tokens", 0, "at least 1"),
         ("max_tokens", 0, "at least 1"),
         ("mean_tokens", 321.0, r"between 1 and max_tokens \(320\)"),

@@ -4,14 +4,16 @@ import copy
 import math
 import random
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
-from transformers import StableLmConfig, StableLmForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, StableLmConfig, StableLmForCausalLM
 
+from veritune.engines.native import NativeEngine
 from veritune.errors import ConfigError, EngineError, TrainingError
 from veritune.policies import as_policy, checkpoint_activations
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
@@ -125,6 +127,22 @@ def test_gradients_are_those_of_cross_entropy_over_whole_rows(random_policy, tie
         assert (ours[name] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm()
 
 
+def test_what_is_looked_up_often_is_summed_in_single_precision(random_policy):
+    prompts, responses = [[1] * 400 for _ in range(8)], [[2, 3]] * 8
+    for row, prompt in enumerate(prompts):
+        prompt[0] = 4 + row  # rows of their own
+
+    def gradient(dtype):
+        model = copy.deepcopy(random_policy.model).to(dtype)
+        (microbatch,) = cut_microbatches(prompts, responses, range(8), token_budget=10_000, device=CPU)
+        supervised_gradient(model, microbatch, 16)
+        return model.get_input_embeddings().weight.grad.double()
+
+    reference = gradient(torch.float64)
+    # Token 1 has 3,192 addends: one after the other in bfloat16, the later ones would be lost.
+    assert (gradient(torch.bfloat16)[1] - reference[1]).norm() / reference[1].norm() < 0.05
+
+
 def test_activation_checkpointing_changes_no_gradient(random_policy):
     prompts, responses = random_rows(random_policy, 9)
     (batch,) = cut_microbatches(prompts, responses, range(9), token_budget=10_000, device=CPU)
@@ -162,6 +180,22 @@ def test_a_model_that_packing_would_change_is_refused(random_policy):
     capped.model.forward = scaled
     with pytest.raises(ConfigError, match="policy 'capped' cannot be trained"):
         prove_packing(capped, "capped")
+
+
+@pytest.mark.parametrize(("window", "refused"), [(None, False), (64, False), (63, True)])
+def test_a_sliding_window_that_no_layer_type_names_is_refused(random_policy, window, refused):
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    shape |= {
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 64,
+        "vocab_size": random_policy.model.config.vocab_size,
+    }
+    model = MistralForCausalLM(MistralConfig(**shape, sliding_window=window, eos_token_id=0))
+    policy = as_policy(model, random_policy.tokenizer)
+    with pytest.raises(ConfigError, match="layers that are not full") if refused else nullcontext():
+        prove_packing(policy, "windowed")
+    with pytest.raises(EngineError, match="serves full attention only") if refused else nullcontext():
+        NativeEngine(policy)
 
 
 def test_a_model_that_packed_rows_do_not_go_through_is_refused(random_policy):

@@ -105,9 +105,11 @@ def compare_steps(bench: Bench, shape: Shape, microbatch: int) -> None:
 
 def run_parts(bench: Bench, parts: list[str], shapes: list[Shape]) -> None:
     for part in parts:
-        for old in bench.output.glob(f"{part}*.json"):
-            if part in ("limits", "growth") or old.name.split(".")[1] in {shape.name for shape in shapes}:
-                old.unlink()
+        for kind in ("growth", "head") if part == "growth" else (part,):
+            for old in bench.output.glob(f"{kind}*.json"):
+                shape = old.name.split(".")[1].removesuffix("_prefill")
+                if part in ("limits", "growth") or shape in {shape.name for shape in shapes}:
+                    old.unlink()
     for shape in shapes if {"limits", "T", "S"} & set(parts) else ():
         if not bench.recorded(shape).exists():  # sampled once; all sides train on them
             case = {"kind": "record", "shape": asdict(shape), "policy": str(bench.policy)}

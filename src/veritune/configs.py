@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import math
 import textwrap
 import tomllib
 import types
@@ -146,7 +147,7 @@ class CommonConfig(EngineConfig):
         require(self, "answer_column", self.answer_column != self.question_column, "another one than question_column")
         require(self, "seed", self.seed >= 0, "0 or more")
         require(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
-        require(self, "temperature", self.temperature >= 0, "0 (greedy) or positive")
+        require(self, "temperature", 0 <= self.temperature < math.inf, "0 (greedy) or positive, and finite")
         require(self, "top_p", 0 < self.top_p <= 1, "in (0, 1]")
         require(self, "max_tokens", self.max_tokens >= 1, "at least 1")
         require(self, "min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens")
@@ -191,7 +192,7 @@ class TrainingConfig(CommonConfig):
         require(self, "warmup_steps", self.warmup_steps >= 0, "0 or more")
         require(self, "adam_beta1", 0 <= self.adam_beta1 < 1, "in [0, 1)")
         require(self, "adam_beta2", 0 <= self.adam_beta2 < 1, "in [0, 1)")
-        require(self, "weight_decay", self.weight_decay >= 0, "0 or more")
+        require(self, "weight_decay", 0 <= self.weight_decay < math.inf, "0 or more, and finite")
         require(self, "clip_grad_norm", self.clip_grad_norm > 0, "positive")
         require(self, "budget_seconds", self.budget_seconds is None or self.budget_seconds > 0, "positive")
         for name in ("microbatch_tokens", "validate_every", "checkpoint_every", "keep_checkpoints"):
@@ -298,4 +299,4 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, (str, Path)):
         return json.dumps(str(value), ensure_ascii=False)  # a JSON string is a TOML basic string
-    return json.dumps(value)
+    return repr(value) if isinstance(value, float) else json.dumps(value)  # inf and nan are TOML, Infinity is not

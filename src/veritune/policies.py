@@ -6,6 +6,7 @@ of them, in the hub's folder form under `assets/`.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import warnings
@@ -82,6 +83,15 @@ def packed_hidden_states(model: Any, packed: PackedRows) -> Tensor:
         use_cache=False,
     )
     return output.last_hidden_state[0].index_select(0, packed.predictors)
+
+
+def attends_to_all(config: Any) -> bool:
+    """Whether each token sees all that came before it in every layer, as packing and the native engine have it."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return all(kind == "full_attention" for kind in kinds)
+    window = getattr(config, "sliding_window", None)
+    return window is None or window >= getattr(config, "max_position_embeddings", math.inf)
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -97,7 +97,7 @@ class RunFolder:
         return [] if not path.exists() else list(_whole_rows(path.read_text()))
 
     def write_rows(self, kind: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write `kind`/step-NNNNNN.jsonl whole, for `kind` in rollouts, validation."""
+        """Write `kind`/step-NNNNNN.jsonl whole, for `kind` in rollouts, validation, refused."""
         # A lone surrogate, which sampled bytes can become, is no UTF-8: it is written as its JSON escape.
         lines = (
             json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n" for row in rows
@@ -112,7 +112,7 @@ class RunFolder:
             return [json.loads(line) for line in file]
 
     def steps(self, kind: str) -> list[int]:
-        """The steps for which `kind` (rollouts, validation) has a file."""
+        """The steps for which `kind` (rollouts, validation, refused) has a file."""
         return sorted(int(path.stem.removeprefix("step-")) for path in (self.path / kind).glob("step-*.jsonl"))
 
     def seconds_spent(self) -> float:

@@ -26,7 +26,14 @@ from veritune.errors import CheckpointError, ConfigError, DataError, EngineError
 from veritune.evaluate import Group, evaluate, log_generations
 from veritune.head import TokenLoss, score_and_differentiate, score_tokens
 from veritune.packing import PackedRows, pack_rows
-from veritune.policies import Policy, checkpoint_activations, encode_prompts, packed_hidden_states, save_policy
+from veritune.policies import (
+    Policy,
+    attends_to_all,
+    checkpoint_activations,
+    encode_prompts,
+    packed_hidden_states,
+    save_policy,
+)
 from veritune.primitives import selected_log_probs
 from veritune.randomness import derive_seed
 from veritune.runs import Checkpoint, RunFolder
@@ -106,26 +113,35 @@ def add_gradient(model: Any, microbatch: Microbatch, temperature: float, token_l
     embedding = model.get_input_embeddings()
     with _sparse_gradient(embedding):
         hidden = packed_hidden_states(model, microbatch.packed)
-    head_pass = score_and_differentiate(
-        hidden.detach(), model.get_output_embeddings(), microbatch.packed.labels, temperature, token_loss
-    )
-    loss = head_pass.loss.item()
-    if not math.isfinite(loss):
-        raise TrainingError(f"the loss is {loss}")
-    if embedding.weight.requires_grad and embedding.weight.grad is None:
-        embedding.weight.grad = torch.zeros_like(embedding.weight)  # which the sparse one is added to
-    hidden.backward(head_pass.hidden_gradient)
+        head_pass = score_and_differentiate(
+            hidden.detach(), model.get_output_embeddings(), microbatch.packed.labels, temperature, token_loss
+        )
+        loss = head_pass.loss.item()
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss is {loss}")
+        if embedding.weight.requires_grad and embedding.weight.grad is None:
+            embedding.weight.grad = torch.zeros_like(embedding.weight)  # which the sparse one is added to
+        hidden.backward(head_pass.hidden_gradient)
     return loss, head_pass.log_probs
 
 
 @contextlib.contextmanager
 def _sparse_gradient(embedding: Any) -> Iterator[None]:
-    """Have the gradient of what is looked up consist of the rows that were, not of one for every id."""
-    embedding.sparse = True
+    """Have the gradient of what is looked up consist of the rows that were, not of one for every id.
+
+    In a shorter number type than float32, the rows of an id that stands in many places are summed in float32 first.
+    """
+    embedding.sparse, hook = True, None
+    if embedding.weight.requires_grad and embedding.weight.dtype.itemsize < 4:
+        hook = embedding.weight.register_hook(
+            lambda gradient: gradient.float().coalesce().to(gradient.dtype) if gradient.is_sparse else gradient
+        )
     try:
         yield
     finally:
         embedding.sparse = False
+        if hook:
+            hook.remove()
 
 
 def prove_packing(policy: Policy, name: str) -> None:
@@ -133,7 +149,7 @@ def prove_packing(policy: Policy, name: str) -> None:
 
     It does not where the attention is of another kind, or the model does something to its logits after the head.
     """
-    if any(kind != "full_attention" for kind in getattr(policy.model.config, "layer_types", None) or ()):
+    if not attends_to_all(policy.model.config):
         raise ConfigError(f"policy {name!r} has attention layers that are not full; only full attention can be trained")
     prompts, responses = [[1, 2, 3], [1, 2, 3], [4, 5]], [[6, 7, 8, 9], [5], [3, 2, 1]]
     (microbatch,) = cut_microbatches(
@@ -347,6 +363,9 @@ def prepare_optimizer(session: Session) -> torch.optim.AdamW:
     """The config's AdamW, with the checkpoint's state if there is one, for a policy proved to train as it computes."""
     config = session.config
     prove_packing(session.policy, config.policy)
+    for module in session.policy.model.modules():
+        if isinstance(module, torch.nn.Dropout):  # its draws could not be addressed, and would move the ratio from one
+            module.p = 0.0
     if config.activation_checkpointing:
         checkpoint_activations(session.policy.model)
     optimizer = make_optimizer(

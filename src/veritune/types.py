@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from veritune.errors import ConfigError
+from veritune.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     import torch
@@ -157,3 +157,12 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free everything; calling it twice is harmless."""
         ...
+
+
+def require_lengths(prompts_ids: Sequence[Sequence[int]], longest: int) -> None:
+    """Refuse a prompt that is empty or leaves no room for one response token in `longest` positions."""
+    for index, prompt in enumerate(prompts_ids):
+        if not 1 <= len(prompt) < longest:
+            raise EngineError(
+                f"prompt {index} has {len(prompt)} tokens; it must have 1 or more and fewer than the engine's {longest}"
+            )

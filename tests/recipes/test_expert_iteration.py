@@ -22,19 +22,20 @@ SMALL = ExpertIterationConfig(
 )
 
 
-def group(*responses):
-    completions = [Completion((1,), ids, "", (-1.0,) * len(ids), "stop", 0) for ids, _ in responses]
+def group(prompt, *responses):
+    completions = [Completion((prompt,), ids, "", (-1.0,) * len(ids), "stop", 0) for ids, _ in responses]
     return Example("", "", ""), completions, [Score(reward, reward, float(reward == 1)) for _, reward in responses]
 
 
 def test_right_responses_are_kept_once_within_a_question_if_asked():
     groups = [
-        group(((5,), 1.0), ((6,), 0.1), ((5,), 1.0), ((7,), 1.0)),
-        group(((5,), 1.0), ((8,), 0.0)),  # the same response to another question stays
+        group(1, ((5,), 1.0), ((6,), 0.1), ((5,), 1.0), ((7,), 1.0)),
+        group(2, ((5,), 1.0), ((8,), 0.0)),  # the same response to another question stays
+        group(1, ((5,), 1.0), ((9,), 1.0)),  # more questions than there are examples ask one of them twice
     ]
-    assert [each.ids for each in right_responses(groups, deduplicate=True)] == [(5,), (7,), (5,)]
-    assert [each.ids for each in right_responses(groups, deduplicate=False)] == [(5,), (5,), (7,), (5,)]
-    assert right_responses([group(((5,), 0.1))], deduplicate=True) == []
+    assert [each.ids for each in right_responses(groups, deduplicate=True)] == [(5,), (7,), (5,), (9,)]
+    assert [each.ids for each in right_responses(groups, deduplicate=False)] == [(5,), (5,), (7,), (5,), (5,), (9,)]
+    assert right_responses([group(1, ((5,), 0.1))], deduplicate=True) == []
 
 
 def kept_by_hand(rows):

@@ -1,5 +1,6 @@
 """Supervised fine-tuning: which traces are taken, and its steps against a plain loop."""
 
+import copy
 import dataclasses
 import json
 
@@ -90,6 +91,7 @@ def test_a_tasks_own_traces_are_its_prompts_with_its_responses(random_policy):
         ('{"prompt": "a", "response": "b"}\n{"prompt": 1, "response": "b"}\n', "line 2: 'prompt' must be a string"),
         ('{"prompt": "a"}\n', "line 1: 'response' must be a string"),
         ("\n{oops\n", "line 2: not valid JSON"),
+        ('{"prompt": "", "response": "b"}\n', "line 1: 'prompt' is empty"),
         ('{"prompt": "a", "response": "b"}\n', "no 'ground_truth' to grade"),
         ('{"prompt": "a", "response": "b", "ground_truth": "aeiou"}\n', "no traces are left .* 1 were read, 0 kept"),
     ],
@@ -101,6 +103,34 @@ def test_bad_traces_are_named(random_policy, tmp_path, text, said):
         load(random_policy, dataclasses.replace(SMALL, traces=path, filter_correct=True))
     with pytest.raises(ConfigError, match="unique_examples is 0"):
         SFTConfig(unique_examples=0)
+
+
+def test_a_trace_beyond_the_context_is_refused(random_policy, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "7" * 1000, "response": "8" * 23}) + "\n")
+    config = dataclasses.replace(SMALL, traces=path)
+    ((prompt, response),) = load(random_policy, config)[0]
+    assert len(prompt) + len(response) == 1024 == random_policy.context_length  # the end of the response is one more
+    path.write_text(json.dumps({"prompt": "7" * 1000, "response": "8" * 24}) + "\n")
+    with pytest.raises(DataError, match=r"a trace has 1025 tokens, .* context holds 1024"):
+        load(random_policy, config)
+
+
+def test_a_chat_policy_is_trained_on_what_it_is_asked(random_policy, traces):
+    tokenizer = copy.deepcopy(random_policy.tokenizer)
+    tokenizer.chat_template = "{{ 'ask ' + messages[0].content + ' now ' }}"
+    chat = dataclasses.replace(random_policy, tokenizer=tokenizer, chat=True)
+    config = dataclasses.replace(SMALL, traces=traces)
+    plain, asked = (
+        {random_policy.tokenizer.decode(prompt) for prompt, _ in load(policy, config)[0]}
+        for policy in (random_policy, chat)
+    )
+    assert asked == {f"ask {prompt} now " for prompt in plain}
+
+
+def test_a_warm_up_longer_than_the_run_is_refused(random_policy, traces, tmp_path):
+    with pytest.raises(ConfigError, match="warmup_steps is 1000; it must be at most"):
+        follow(sft, dataclasses.replace(SMALL, traces=traces, warmup_steps=1000), random_policy, tmp_path)
 
 
 @pytest.mark.parametrize("microbatch_tokens", [16, 4096])

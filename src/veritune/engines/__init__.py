@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from veritune.configs import CommonConfig
-from veritune.errors import ConfigError, EngineError
+from veritune.errors import ConfigError
 
 if TYPE_CHECKING:
     from veritune.policies import Policy
@@ -81,12 +80,3 @@ def require_vllm(field: str, value: object) -> None:
     """Refuse a setting that needs vLLM where it is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(f"{field} is {value!r}, but vLLM is not installed: pip install 'veritune[vllm]'")
-
-
-def require_lengths(prompts_ids: Sequence[Sequence[int]], longest: int) -> None:
-    """Refuse a prompt that is empty or leaves no room for one response token in `longest` positions."""
-    for index, prompt in enumerate(prompts_ids):
-        if not 1 <= len(prompt) < longest:
-            raise EngineError(
-                f"prompt {index} has {len(prompt)} tokens; it must have 1 or more and fewer than the engine's {longest}"
-            )

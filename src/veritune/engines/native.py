@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from veritune.decode import Cache, decode, fill_gaps, layers_of
-from veritune.engines import require_lengths
 from veritune.errors import ConfigError, EngineError
-from veritune.policies import Policy
+from veritune.policies import Policy, attends_to_all
 from veritune.randomness import derive_seed
-from veritune.types import Completion, FinishReason, Sampling
+from veritune.types import Completion, FinishReason, Sampling, require_lengths
 
 
 class NativeEngine:
@@ -28,8 +27,8 @@ class NativeEngine:
     def __init__(self, policy: Policy, *, max_rows: int = 512) -> None:
         if max_rows < 1:
             raise ConfigError(f"max_rows is {max_rows}; it must be at least 1")
-        if any(kind != "full_attention" for kind in getattr(policy.model.config, "layer_types", None) or ()):
-            raise EngineError("the native engine serves full attention only; this model has other layer types")
+        if not attends_to_all(policy.model.config):
+            raise EngineError("the native engine serves full attention only; this model's is not, in some layer")
         if getattr(policy.model.config, "alibi", False) or policy.model.config.model_type in ("bloom", "mpt"):
             raise EngineError("the native engine cannot serve ALiBi, which takes positions from the order of the cache")
         self.policy: Policy | None = policy

@@ -26,10 +26,9 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
 from veritune.canary import is_canary
-from veritune.engines import require_lengths
 from veritune.errors import EngineError
 from veritune.policies import Policy, save_policy
-from veritune.types import Completion, Sampling
+from veritune.types import Completion, Sampling, require_lengths
 from veritune.vllm_wire import as_completion, sampling_fields
 
 CPU_BLOCK_TOKENS = 32

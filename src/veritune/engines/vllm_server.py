@@ -25,12 +25,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from veritune.canary import SAMPLING, canary_prompt, require_served
-from veritune.engines import require_lengths
 from veritune.errors import EngineError
 from veritune.http_json import EndpointError, get_json, post_json
 from veritune.policies import Policy
 from veritune.processes import ServerProcess, free_port
-from veritune.types import Completion, Sampling
+from veritune.types import Completion, Sampling, require_lengths
 from veritune.vllm_wire import as_completion, sampling_fields
 
 HEALTH_SECONDS = 30.0

@@ -38,6 +38,8 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         require(self, "seeds", self.seeds >= 1, "at least 1")
         require(self, "jobs", self.jobs is None or self.jobs >= 1, "at least 1")
+        is_folder = self.output is None or self.output.is_dir() or not self.output.exists()
+        require(self, "output", is_folder, "a folder, or new")
 
 
 def run_experiment(config: ExperimentConfig) -> None:

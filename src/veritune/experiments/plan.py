@@ -113,13 +113,18 @@ def load_experiment(name_or_path: str, scale: Scale) -> Experiment:
     for key in ("question", "recipe"):
         if not isinstance(merged.get(key), str):
             raise ConfigError(f"{path}: {key!r} is missing; it must be a text")
+    jobs, problems = merged.get("jobs"), merged.get("problems")
+    if jobs is not None and not (type(jobs) is int and jobs >= 1):
+        raise ConfigError(f"{path}: jobs is {jobs!r}; it must be a number from 1 on")
+    if not isinstance(problems, str | None):
+        raise ConfigError(f"{path}: problems is {problems!r}; it must be a name")
     settings = _cell_settings(merged, path)
     recipes = {merged["recipe"], *(each["recipe"] for each in settings.values() if "recipe" in each)}
-    base = {recipe: base_settings(scale, recipe, merged.get("problems")) for recipe in sorted(recipes)}
+    base = {recipe: base_settings(scale, recipe, problems) for recipe in recipes}
     focus = _table(merged, "focus", path)
     if focus and not (isinstance(focus.get("best"), int) and 1 <= focus["best"] <= len(settings)):
         raise ConfigError(f"{path}: focus.best is {focus.get('best')!r}; it must be between 1 and {len(settings)}")
-    return Experiment(path.stem, merged["question"], scale, merged["recipe"], base, settings, focus, merged.get("jobs"))
+    return Experiment(path.stem, merged["question"], scale, merged["recipe"], base, settings, focus, jobs)
 
 
 def _table(values: Settings, key: str, path: Path) -> dict[str, Any]:
@@ -137,7 +142,12 @@ def _cell_settings(merged: Settings, path: Path) -> dict[str, Settings]:
         values = _table(cells, name, path)
         own = {key: value for key, value in values.items() if key != "grid"}
         points = _grid_points(f"{_word(name)},", _table(values, "grid", path), path) if "grid" in values else None
-        changed |= {_word(name): own} if points is None else {key: {**own, **point} for key, point in points.items()}
+        if not isinstance(own.get("recipe", ""), str):
+            raise ConfigError(f"{path}: cells.{name}.recipe is {own['recipe']!r}; it must be a name")
+        named = {_word(name): own} if points is None else {key: {**own, **point} for key, point in points.items()}
+        if twice := sorted(changed.keys() & named.keys()):
+            raise ConfigError(f"{path}: two cells have the name {twice[0]!r}; names must differ in letters or digits")
+        changed |= named
     return {name: {**common, **changes} for name, changes in (changed or {"base": {}}).items()}
 
 
@@ -146,7 +156,10 @@ def _grid_points(prefix: str, grid: Settings, path: Path) -> dict[str, Settings]
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: grid.{key} is {values!r}; it must be a list of values")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return {prefix + ",".join(f"{key}={_word(point[key])}" for key in point): point for point in points}
+    named = {prefix + ",".join(f"{key}={_word(point[key])}" for key in point): point for point in points}
+    if len(named) < len(points):
+        raise ConfigError(f"{path}: two values of a grid have one name: {', '.join(map(str, grid.values()))}")
+    return named
 
 
 def _word(value: Any) -> str:

@@ -49,8 +49,9 @@ class PlanConfig:
     """Above 0 the initial policy is held too, and scores every response."""
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "max_rows", "rollout_batch_size", "group_size", "prompt_tokens", "max_tokens"):
+        for name in ("gpus", "max_rows", "rollout_batch_size", "prompt_tokens", "max_tokens"):
             require(self, name, getattr(self, name) >= 1, "at least 1")
+        require(self, "group_size", self.group_size >= 2, "at least 2: siblings are compared")
         require(self, "microbatch_tokens", self.microbatch_tokens >= 1, "at least 1")
         require(self, "gpu_memory", self.gpu_memory is None or 0 < self.gpu_memory < float("inf"), "positive, in GiB")
         require(self, "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "in (0, 1]")

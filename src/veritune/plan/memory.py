@@ -56,6 +56,9 @@ def training_memory(
     around = tokens * (4 + size) * shape.hidden + 2 * tokens * size * shape.query // shape.heads
     # SwiGLU's two inputs, and the hidden state's gradient on both of its ways; its two at the head stay.
     working = tokens * size * 2 * shape.feed_forward + 4 * hidden
+    if device.is_gpu and dtype != torch.bfloat16:  # attention has no kernel there: scores, and three of their size
+        queries_and_keys = max(config.max_tokens**2, tokens * config.prompt_tokens)
+        working += 16 * shape.heads * queries_and_keys
     if config.activation_checkpointing:
         around, layers, working = around + shape.layers * hidden, 0, working + layer
     else:
@@ -162,4 +165,5 @@ def _vllm_memory(shape: Shape, itemsize: int, config: PlanConfig, device: Device
     each = (config.prompt_tokens + config.max_tokens) * per_token
     rows = -(-config.rollout_batch_size // servers)
     most = min(rows, EngineConfig.engine_concurrency * config.group_size) if config.sampler == "vllm-server" else rows
-    return RolloutMemory(weights, share - weights, 0, min(most, max(share - weights, 0) // each))
+    cache = max(share - weights, 0)
+    return RolloutMemory(weights, cache, 0, min(most, cache // each))

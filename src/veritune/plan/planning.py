@@ -153,8 +153,7 @@ def command_line(plan: Plan) -> list[str]:
     """The `veritune grpo` that the plan is of: the settings that are not its defaults."""
     config = plan.config
     chosen: dict[str, object] = {"policy": config.model, "engine": config.sampler}
-    if plan.device.is_gpu:
-        chosen["device"] = "cuda:0"
+    chosen["device"] = "cuda:0" if plan.device.is_gpu else "cpu"
     if config.sampler == "vllm-server":
         chosen["engine_start"] = ",".join(f"cuda:{index}" for index in range(1, config.gpus))
     if config.sampler == "vllm":

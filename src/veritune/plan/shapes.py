@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from veritune.errors import ConfigError
-from veritune.policies import load_skeleton
+from veritune.policies import attends_to_all, load_skeleton
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -62,7 +62,7 @@ def shape_of(name: str) -> Shape:
             f"model is {name!r} of type {config.model_type!r}; its layers must be alike, with the projections q, k, "
             "v, o, gate, up and down and two norms, as those of Llama, Mistral, Qwen2 and Qwen3 are"
         )
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+    if not attends_to_all(config):
         raise ConfigError(f"model is {name!r}, whose attention is not full in all layers, as training needs it to be")
     widths = layers[0]
     assert widths is not None

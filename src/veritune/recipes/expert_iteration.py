@@ -112,10 +112,15 @@ def expert_iteration_step(
 
 def right_responses(groups: Sequence[Group], *, deduplicate: bool) -> list[Completion]:
     """The completions that were paid in full; of equal ones to a prompt only the first, if asked."""
-    kept: list[Completion] = []
-    for _, completions, scores in groups:
-        right = [completion for completion, score in zip(completions, scores, strict=True) if score.answer_reward >= 1]
-        if deduplicate:
-            right = list({completion.ids: completion for completion in reversed(right)}.values())[::-1]
-        kept += right
-    return kept
+    right = [
+        completion
+        for _, completions, scores in groups
+        for completion, score in zip(completions, scores, strict=True)
+        if score.answer_reward >= 1
+    ]
+    if not deduplicate:
+        return right
+    first: dict[tuple[tuple[int, ...], tuple[int, ...]], Completion] = {}
+    for completion in right:
+        first.setdefault((completion.prompt_ids, completion.ids), completion)
+    return list(first.values())

@@ -6,6 +6,7 @@ policy gradient for one or several epochs over the rollouts.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ class GRPOConfig(TrainingConfig):
             self.cliprange_high is None or self.cliprange_high >= self.cliprange,
             "at least cliprange",
         )
-        require(self, "kl_coefficient", self.kl_coefficient >= 0, "0 or more")
+        require(self, "kl_coefficient", 0 <= self.kl_coefficient < math.inf, "0 or more, and finite")
         require(self, "resample_rounds", self.resample_rounds >= 0, "0 or more")
         if self.baseline == "max_rl" and self.normalize_by_std:
             raise ConfigError("normalize_by_std is True; baseline max_rl divides by the group's mean and needs it off")
@@ -187,6 +188,9 @@ class LeaderboardConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if (self.hours is None) == (self.minutes is None):
             raise ConfigError(f"hours is {self.hours} and minutes is {self.minutes}; give one of them")
+        given = "minutes" if self.hours is None else "hours"
+        require(self, given, 0 < getattr(self, given) < math.inf, "positive and finite")
+        require(self, "validation_examples", self.validation_examples >= 1_000_000, "left alone: the whole split")
         seconds = 3600 * self.hours if self.hours is not None else 60 * (self.minutes or 0)
         require(self, "budget_seconds", self.budget_seconds in (None, seconds), f"unset, or the time given ({seconds})")
         object.__setattr__(self, "budget_seconds", seconds)  # frozen against everyone else

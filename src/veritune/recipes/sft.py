@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from veritune.configs import TrainingConfig, require
-from veritune.errors import DataError
+from veritune.errors import ConfigError, DataError
+from veritune.policies import encode_prompts
 from veritune.randomness import derive_seed
 from veritune.training import (
     Row,
@@ -31,7 +32,9 @@ class SFTConfig(TrainingConfig):
     """Settings of `veritune sft`; the defaults fine-tune the embedded policy on two CPU cores."""
 
     traces: Path | None = None
-    """A JSONL file of {prompt, response}, with ground_truth for filter_correct; default: the task's own traces."""
+    """A JSONL file of {prompt, response}, with ground_truth for filter_correct; default: the task's own traces.
+
+    With chat, a prompt is sent as a user's message here too."""
     unique_examples: int | None = None
     """How many traces to take, in a seeded random order; default: all."""
     filter_correct: bool = False
@@ -57,6 +60,10 @@ def run(session: Session) -> None:
     optimizer = prepare_optimizer(session)
     steps_per_epoch = math.ceil(len(pairs) / config.batch_size)
     steps = config.epochs * steps_per_epoch
+    if config.warmup_steps > steps:
+        raise ConfigError(
+            f"warmup_steps is {config.warmup_steps}; it must be at most the {steps} steps of these traces"
+        )
 
     def update(step: int) -> Row:
         epoch, place = divmod(step - 1, steps_per_epoch)
@@ -83,7 +90,16 @@ def load_pairs(session: Session) -> tuple[list[TokenPair], Row]:
     if not unique:
         raise DataError(f"no traces are left to train on: {total} were read, {kept} kept")
     end = session.policy.end_of_response
-    pairs = [(session.policy.encode(row["prompt"]), [*session.policy.encode(row["response"]), end]) for row in unique]
+    prompts = encode_prompts(session.policy, [row["prompt"] for row in unique])
+    pairs = [
+        (prompt, [*session.policy.encode(row["response"]), end]) for prompt, row in zip(prompts, unique, strict=True)
+    ]
+    longest = max(len(prompt) + len(response) for prompt, response in pairs)
+    if longest > session.policy.context_length:
+        raise DataError(
+            f"a trace has {longest} tokens, prompt and response, but the policy's context holds "
+            f"{session.policy.context_length}; leave such traces out"
+        )
     return pairs, {"traces_read": total, "traces_kept": kept, "traces_unique": len(unique)}
 
 
@@ -114,6 +130,8 @@ def read_traces(path: Path) -> list[dict[str, Any]]:
         for column in ("prompt", "response"):
             if not isinstance(row, dict) or not isinstance(row.get(column), str):
                 raise DataError(f"{path} line {number}: {column!r} must be a string")
+        if not row["prompt"]:
+            raise DataError(f"{path} line {number}: 'prompt' is empty; a response needs at least one token before it")
         rows.append(row)
     if not rows:
         raise DataError(f"{path}: the file has no rows")
