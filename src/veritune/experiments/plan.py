@@ -156,7 +156,9 @@ def _grid_points(prefix: str, grid: Settings, path: Path) -> dict[str, Settings]
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: grid.{key} is {values!r}; it must be a list of values")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    named = {prefix + ",".join(f"{key}={_word(point[key])}" for key in point): point for point in points}
+    named: dict[str, Settings] = {
+        prefix + ",".join(f"{key}={_word(point[key])}" for key in point): point for point in points
+    }
     if len(named) < len(points):
         raise ConfigError(f"{path}: two values of a grid have one name: {', '.join(map(str, grid.values()))}")
     return named
