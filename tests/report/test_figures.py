@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from veritune.report import figures
-from veritune.report.figures import COLOURS, STYLE, draw, legend_columns, render, vertical_range
-from veritune.report.panels import Line, Panel
+from veritune.report.estimates import Estimate
+from veritune.report.figures import COLOURS, STYLE, draw, draw_comparison, legend_columns, render, vertical_range
+from veritune.report.panels import Comparison, Line, Outcome, Panel
 
 
 def line(
@@ -45,6 +46,22 @@ def test_what_is_handed_to_matplotlib() -> None:
         "step",
         "unit",
     )
+
+
+def test_a_comparison_has_a_row_for_each_setting() -> None:
+    axes = Figure().add_subplot()
+    outcomes = (Outcome("a", (0.5, 0.7), Estimate(0.6, 0.4, 0.8)), Outcome("b", (0.3,), Estimate(0.3)))
+    draw_comparison(axes, Comparison(outcomes), ["a", "b"])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+    bottom, top = axes.get_ylim()
+    assert bottom > top  # the first setting stands above
+    runs, mean = axes.lines[0], axes.lines[1]
+    assert (list(runs.get_xdata()), list(runs.get_ydata())) == ([0.5, 0.7], [0, 0])
+    assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([0.6], [0])
+    (bar,) = axes.collections[0].get_segments()
+    assert bar.tolist() == [[0.4, 0.0], [0.8, 0.0]]
+    assert [text.get_text() for text in axes.texts] == ["60.0", "30.0"]
+    assert axes.get_xlim() == pytest.approx((0.0, 0.84))
 
 
 def test_shares_are_labelled_in_percent() -> None:

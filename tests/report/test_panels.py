@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from veritune.report.collect import collect_settings
-from veritune.report.panels import Panel, block_means, make_panels
+from veritune.report.panels import Panel, block_means, compare_settings, make_panels
 
 Make = Callable[..., Path]
 
@@ -72,6 +72,28 @@ def test_several_settings_have_a_line_each_and_a_panel_for_each_part(make_run: M
     assert [line.label for line in total.lines] == ["learning_rate 0.01", "learning_rate 0.02"]
     assert [(line.y[0], line.low[0], line.high[0]) for line in total.lines] == [(1.5, 1.0, 2.0), (2.5, 2.0, 3.0)]
     assert {"reward_format_steps", "reward_answer_time"} <= set(panels)
+
+
+def test_settings_are_compared_by_where_their_runs_ended(make_run: Make) -> None:
+    def validated(step: int, accuracy: float) -> dict[str, Any]:
+        return {"step": step, "validation_accuracy": accuracy}
+
+    paths = [
+        make_run(f"{rate}-{seed}", [validated(0, 0.1), validated(5, end)], seed=seed, learning_rate=rate)
+        for rate, ends in ((0.01, (0.5, 0.7)), (0.02, (0.3,)))
+        for seed, end in enumerate(ends)
+    ]
+    paths.append(make_run("untrained", [validated(0, 0.25)], learning_rate=0.03))
+    comparison = compare_settings(collect_settings(paths))
+    assert comparison is not None
+    several, lone, untrained = comparison.outcomes
+    assert (several.label, several.runs) == ("learning_rate 0.01", (0.5, 0.7))
+    # Student's t with one degree of freedom: 0.6 ± 12.706 × 0.1414 / √2, far beyond what the axis of a share holds
+    assert several.estimate.value == pytest.approx(0.6)
+    assert several.estimate.interval[0] < 0.0
+    assert (lone.runs, lone.estimate.value) == ((0.3,), 0.3)
+    assert (untrained.runs, untrained.estimate.value) == ((0.25,), 0.25)
+    assert compare_settings(collect_settings(paths[:2])) is None  # two seeds of one setting
 
 
 def test_clip_fraction_is_drawn_only_if_something_was_clipped(make_run: Make) -> None:

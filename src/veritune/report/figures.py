@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
-from veritune.report.panels import Panel
+from veritune.report.panels import Comparison, Panel
 
 COLOURS = ("#1f4e79", "#d9822b", "#3d8f7c", "#a63d57", "#7a6bb0", "#8a8f45", "#5aa2d6", "#6e6e6e")
 """Distinct to colour-blind readers; the first three also differ in lightness, for grey prints."""
@@ -56,11 +56,59 @@ STYLE: Any = {
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_PER_INCH = 3.9, 2.75, 160
 LEGEND_ROW_INCHES = 0.17
 LEGEND_LINE_CHARACTERS = 52
+ROW_LABEL_CHARACTERS = 24
+COMPARISON_MARGIN_INCHES = 0.75
 MOST_MARKED_POINTS = 25
 
 
-def render(panel: Panel) -> bytes:
+def render(panel: Panel | Comparison) -> bytes:
     """A panel as PNG."""
+    return _render_comparison(panel) if isinstance(panel, Comparison) else _render_lines(panel)
+
+
+def _render_comparison(comparison: Comparison) -> bytes:
+    with mpl.rc_context(STYLE):
+        labels = [
+            textwrap.fill(outcome.label, ROW_LABEL_CHARACTERS, break_on_hyphens=False)
+            for outcome in comparison.outcomes
+        ]
+        lines = sum(max(2, label.count("\n") + 1) for label in labels)
+        height = COMPARISON_MARGIN_INCHES + LEGEND_ROW_INCHES * lines
+        figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
+        draw_comparison(figure.add_subplot(), comparison, labels)
+        return _as_png(figure)
+
+
+def draw_comparison(axes: Axes, comparison: Comparison, labels: Sequence[str]) -> None:
+    """A row for each setting, first above: a pale dot for each run, a strong one with its interval for their mean."""
+    for row, outcome in enumerate(comparison.outcomes):
+        colour = COLOURS[row % len(COLOURS)]
+        estimate, (low, high) = outcome.estimate, outcome.estimate.interval
+        axes.plot(outcome.runs, [row] * len(outcome.runs), "o", color=colour, markersize=3.2, alpha=0.45)
+        spread = [[estimate.value - low], [high - estimate.value]]
+        axes.errorbar([estimate.value], [row], xerr=spread, fmt="o", color=colour, markersize=5, capsize=3)
+        axes.annotate(
+            f"{100 * estimate.value:.1f}",
+            (estimate.value, row),
+            xytext=(0, 4.5),
+            textcoords="offset points",
+            ha="center",
+            fontsize=7.5,
+            color="#3a3f45",
+        )
+    axes.set_title(comparison.title)
+    axes.set_xlabel(comparison.x_label)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    top = max(max(*outcome.runs, outcome.estimate.interval[1]) for outcome in comparison.outcomes)
+    axes.set_xlim(0, min(1.05 * top or 0.1, 1.02))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}"))
+
+
+def _render_lines(panel: Panel) -> bytes:
     with mpl.rc_context(STYLE):
         labels = [textwrap.fill(line.label, LEGEND_LINE_CHARACTERS) for line in panel.lines]
         columns = legend_columns(labels)
@@ -75,8 +123,12 @@ def render(panel: Panel) -> bytes:
         handles = draw(axes, panel)
         if len(labels) > 1:
             figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.8, columnspacing=1.4)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png")
+        return _as_png(figure)
+
+
+def _as_png(figure: Figure) -> bytes:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
     # A palette holds all that a few lines need, at a third of the bytes. The method keeps rare colours, such as the
     # legend's key of a line that lies beneath another, which a median cut would merge into others.
     small = io.BytesIO()

@@ -17,7 +17,7 @@ from veritune.report.collect import Run, Setting, collect_settings, setting_esti
 from veritune.report.estimates import NOTHING
 from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible
 from veritune.report.figures import render
-from veritune.report.panels import MOST_POINTS, Panel, make_panels
+from veritune.report.panels import MOST_POINTS, Comparison, Panel, compare_settings, make_panels
 from veritune.report.remarks import best_setting, run_remarks, setting_remarks
 
 MOST_PAIRS = 5
@@ -27,7 +27,7 @@ MOST_PAIRS = 5
 class Picture:
     """A drawn panel."""
 
-    panel: Panel
+    panel: Panel | Comparison
     png: bytes
 
     @property
@@ -40,7 +40,9 @@ def write_page(runs: Sequence[Path], output: Path) -> Path:
     if not runs:
         raise ConfigError("runs is empty; a report needs at least one run folder")
     settings = collect_settings(runs)
-    pictures = [Picture(panel, render(panel)) for panel in make_panels(settings)]
+    comparison = compare_settings(settings)
+    panels = [*([comparison] if comparison else []), *make_panels(settings)]
+    pictures = [Picture(panel, render(panel)) for panel in panels]
     page = render_page(settings, pictures)
     try:
         (output / "figures").mkdir(parents=True, exist_ok=True)
@@ -131,13 +133,19 @@ def picture_note(settings: Sequence[Setting]) -> str:
     """What lines and bands mean."""
     most = max(len(setting.runs) for setting in settings)
     longest = max(len(run.rows) for setting in settings for run in setting.runs)
-    blocks = "" if longest <= MOST_POINTS else f" Lines of over {MOST_POINTS} steps are means of consecutive steps."
+    sentences = []
+    if len(settings) > 1:
+        sentences.append("At the end, a pale dot is a run, a strong one the mean of a setting with its 95% interval.")
     if most == 1:
-        return "Bands are 95% intervals over the held-out problems." + blocks
-    return blocks.lstrip() + (
-        "Lines are means over seeds, bands reach from the lowest to the highest seed; where a line is dashed at "
-        "its end, some seeds have stopped. Times are means over seeds. The band of a lone run is its 95% interval."
-    )
+        sentences.append("Bands are 95% intervals over the held-out problems.")
+    else:
+        sentences.append(
+            "Lines are means over seeds, bands reach from the lowest to the highest seed; where a line is dashed at "
+            "its end, some seeds have stopped. Times are means over seeds. The band of a lone run is its 95% interval."
+        )
+    if longest > MOST_POINTS:
+        sentences.append(f"Lines of over {MOST_POINTS} steps are means of consecutive steps.")
+    return " ".join(sentences)
 
 
 def example_section(setting: Setting) -> dict[str, object]:

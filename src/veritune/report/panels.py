@@ -8,13 +8,24 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
-from veritune.report.collect import Curve, Run, Setting, curve, number, sample_curve
-from veritune.report.estimates import time_scale
+from veritune.report.collect import (
+    Curve,
+    Run,
+    Setting,
+    curve,
+    number,
+    sample_curve,
+    setting_estimate,
+    validation_metrics,
+)
+from veritune.report.estimates import Estimate, time_scale
 
 MOST_POINTS = 250
 """A line of more steps is drawn as means of consecutive steps."""
 LOG_SCALE_ABOVE = 30.0
 """A positive quantity whose largest value is this many times its median is drawn on a logarithmic axis."""
+
+ACCURACY_METRIC = "validation_accuracy"
 
 Across = Literal["steps", "time", "samples"]
 
@@ -145,6 +156,39 @@ class Panel:
     """What the horizontal axis counts."""
     detail: bool
     """Whether it belongs among the details."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the runs of a setting ended, with their mean and its interval."""
+
+    label: str
+    runs: tuple[float, ...]
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The figure in which settings are compared by where they ended, one below the other."""
+
+    outcomes: tuple[Outcome, ...]
+    name: str = "outcomes"
+    title: str = "Held-out problems at the end"
+    x_label: str = "problems solved (%)"
+    detail: bool = False
+
+
+def compare_settings(settings: Sequence[Setting]) -> Comparison | None:
+    """The last validation of every run, by setting; None where fewer than two settings have one."""
+    outcomes = []
+    for setting in settings:
+        rows = [run_rows[-1] for run in setting.runs if (run_rows := validation_metrics(run))]
+        values = tuple(value for row in rows if (value := number(row, ACCURACY_METRIC)) is not None)
+        trained = setting_estimate(setting, ACCURACY_METRIC, last=True)
+        found = trained or setting_estimate(setting, ACCURACY_METRIC, last=False)
+        if found:
+            outcomes.append(Outcome(setting.label, values, found))
+    return Comparison(tuple(outcomes)) if len(outcomes) > 1 else None
 
 
 def make_panels(settings: Sequence[Setting]) -> list[Panel]:
