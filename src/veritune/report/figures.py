@@ -68,10 +68,8 @@ def render(panel: Panel | Comparison) -> bytes:
 
 def _render_comparison(comparison: Comparison) -> bytes:
     with mpl.rc_context(STYLE):
-        labels = [
-            textwrap.fill(outcome.label, ROW_LABEL_CHARACTERS, break_on_hyphens=False)
-            for outcome in comparison.outcomes
-        ]
+        wrapper = textwrap.TextWrapper(ROW_LABEL_CHARACTERS, break_on_hyphens=False)
+        labels = [wrapper.fill(outcome.label) for outcome in comparison.outcomes]
         lines = sum(max(2, label.count("\n") + 1) for label in labels)
         height = COMPARISON_MARGIN_INCHES + LEGEND_ROW_INCHES * lines
         figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
