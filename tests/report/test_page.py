@@ -129,7 +129,7 @@ def test_several_settings_and_seeds(make_run: Make, response: Response) -> None:
     assert "What differs between the settings" in text
     assert "at the end: learning_rate 0.1 (100%); its interval overlaps with that of learning_rate 0.2." in text
     assert {path.name for path in (out / "figures").iterdir()} == {
-        "accuracy_steps.png", "reward_total_steps.png", "reward_total_time.png",
+        "outcomes.png", "accuracy_steps.png", "reward_total_steps.png", "reward_total_time.png",
     }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def write_page(runs: Sequence[Path], output: Path) -> Path:
         raise ConfigError("runs is empty; a report needs at least one run folder")
     settings = collect_settings(runs)
     comparison = compare_settings(settings)
-    panels = [*([comparison] if comparison else []), *make_panels(settings)]
+    panels: list[Panel | Comparison] = [*([comparison] if comparison else []), *make_panels(settings)]
     pictures = [Picture(panel, render(panel)) for panel in panels]
     page = render_page(settings, pictures)
     try:
