@@ -1,6 +1,7 @@
 """The command line as a person meets it: flags, files of settings, errors on one line, exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -146,3 +147,11 @@ def test_a_tokenizer_without_eos_is_refused(capsys, tmp_path, random_policy):
         path.write_text(json.dumps({key: None if "eos" in key else value for key, value in settings.items()}))
     code, _, error = run(capsys, "grpo", "--policy", tmp_path / "mute", "--run", tmp_path / "run", *TINY)
     assert code == 2 and "has no EOS token" in error
+
+
+@pytest.mark.parametrize(("wished", "threads"), [({}, 1), ({"OMP_NUM_THREADS": "2"}, 2)])
+def test_the_embedded_policy_has_one_thread_unless_told_otherwise(tmp_path, wished, threads):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | wished
+    command = [sys.executable, "-m", "veritune", "eval", "--validation-examples", "1", "--max-tokens", "2"]
+    subprocess.run([*command, "--run", tmp_path / "run"], check=True, capture_output=True, env=environment)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == threads

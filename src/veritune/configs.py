@@ -118,7 +118,7 @@ class CommonConfig(EngineConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The weights' number type; auto is float32 on a CPU and bfloat16 on a GPU."""
     threads: int | None = None
-    """CPU threads for torch; default: OMP_NUM_THREADS, or one for each core."""
+    """CPU threads for torch; default: OMP_NUM_THREADS, else one for the embedded policy, and one a core for others."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy and cannot be trained on."""
     top_p: float = 1.0

@@ -94,6 +94,8 @@ def _follow(
     began = time.perf_counter()
     if config.threads:
         torch.set_num_threads(config.threads)
+    elif config.policy == "embedded" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # so small that the threads' waiting for one another costs more than they do
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     task = load_task(config)
