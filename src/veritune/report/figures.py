@@ -73,6 +73,8 @@ def _render_comparison(comparison: Comparison) -> bytes:
         lines = sum(max(2, label.count("\n") + 1) for label in labels)
         height = COMPARISON_MARGIN_INCHES + LEGEND_ROW_INCHES * lines
         figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
+        # Over the labels, which may take half of the width.
+        figure.suptitle(comparison.title, x=0.01, ha="left", fontsize=STYLE["axes.titlesize"], weight="bold")
         draw_comparison(figure.add_subplot(), comparison, labels)
         return _as_png(figure)
 
@@ -94,7 +96,6 @@ def draw_comparison(axes: Axes, comparison: Comparison, labels: Sequence[str]) -
             fontsize=7.5,
             color="#3a3f45",
         )
-    axes.set_title(comparison.title)
     axes.set_xlabel(comparison.x_label)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.6)
