@@ -10,7 +10,7 @@ import pytest
 
 from veritune.configs import field_documentation, from_mapping, to_toml
 from veritune.errors import ConfigError
-from veritune.recipes.grpo import GRPOConfig, LeaderboardConfig
+from veritune.recipes.grpo import GRPOConfig
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,3 @@ def test_clipping_is_allowed_with_an_old_policy():
     assert GRPOConfig(loss_type="grpo_clip", epochs_per_rollout_batch=2).off_policy
     assert GRPOConfig(loss_type="grpo_clip", train_batch_size=128).off_policy
     assert not GRPOConfig().off_policy
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({}, "hours is None and minutes is None; give one of them"),
-        ({"hours": 0.0}, "hours is 0.0; it must be positive and finite"),
-        ({"minutes": float("nan")}, "minutes is nan; it must be positive and finite"),
-        ({"hours": float("inf")}, "hours is inf; it must be positive and finite"),
-        ({"hours": 1.0, "validation_examples": 5}, "validation_examples is 5; it must be left alone: the whole split"),
-    ],
-)
-def test_a_leaderboard_that_could_not_count_is_refused_at_the_start(settings, said):
-    with pytest.raises(ConfigError, match=said):
-        LeaderboardConfig(**settings)
