@@ -19,7 +19,7 @@ from veritune.runs import RunFolder
 
 Row = Mapping[str, Any]
 
-NOT_A_SETTING = ("seed", "run", "tensorboard", "wandb", "show", "category", "reuse")
+NOT_A_SETTING = ("seed", "run", "threads", "tensorboard", "wandb", "show", "category", "reuse")
 """Keys of a config that do not make two runs two settings."""
 LONGEST_LABEL = 80
 
