@@ -54,7 +54,7 @@ ACCURACY = Quantity(
     "accuracy",
     "Accuracy",
     "problems solved (%)",
-    (("validation_accuracy", "held-out problems"), ("accuracy", "training rollouts")),
+    ((ACCURACY_METRIC, "held-out problems"), ("accuracy", "training rollouts")),
     share=True,
     against_time=True,
     quiet=("training rollouts",),
