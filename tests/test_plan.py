@@ -198,6 +198,8 @@ def test_the_head_and_a_layer_of_qwen_by_hand(qwen):
     exact = training_memory(shape, config, DEVICES["h200"], torch.float32, 100)
     assert exact.head == 2 * 4 * 100 * 151_936 + 2 * 100 * 1536 * 4
     assert memory.layer == 8192 * 2 * (2 * 8960 + 4 * 1536)
+    # Without a kernel, attention over one response of 320 tokens has four float32 tensors of every head's scores.
+    assert exact.layer == 100 * 4 * (2 * 8960 + 4 * 1536) + 4 * 4 * 12 * 320**2
     # Beside the layers a float32 and a bfloat16 copy of the hidden state, and a cosine and sine a head's place.
     assert memory.activations == 8192 * (28 * 103_480 + 6 * 1536 + 2 * 2 * 128)
     assert memory.peak == memory.resident + memory.gradients + memory.activations + max(memory.head, memory.layer)
