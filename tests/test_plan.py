@@ -189,14 +189,13 @@ def test_weights_gradients_and_moments_are_those_of_the_optimiser(tiny):
 def test_the_head_and_a_layer_of_qwen_by_hand(qwen):
     shape, config = shape_of(qwen), PlanConfig(model=qwen, device="h200")
     memory = training_memory(shape, config, DEVICES["h200"], torch.bfloat16, 8192)
-    # 2²⁷ logits a chunk are 883 tokens of 151,936: of the last chunk a log-softmax in float32 and its gradient in
-    # bfloat16, of this one logits, their float32 copy and its log-softmax, 4 + 2 + 2 + 4 + 4 bytes; beside the
-    # matrix's float32 gradient and two tensors as large as the hidden state.
+    # 2²⁷ logits a chunk are 883 tokens of 151,936: logits in bfloat16, their log-softmax in float32 and its gradient in
+    # bfloat16, 2 + 4 + 2 bytes; beside the matrix's float32 gradient and two tensors as large as the hidden state.
     chunk = 883 * 151_936
-    assert memory.head == 4 * 233_373_696 + 16 * chunk + 2 * 8192 * 1536 * 2
-    # One chunk of 100 tokens in float32 has none before it, and adds to the gradient that is there.
+    assert memory.head == 4 * 233_373_696 + 8 * chunk + 2 * 8192 * 1536 * 2
+    # In float32 there are the logits, whatever they are turned into, and the gradient that is there is added to.
     exact = training_memory(shape, config, DEVICES["h200"], torch.float32, 100)
-    assert exact.head == 2 * 4 * 100 * 151_936 + 2 * 100 * 1536 * 4
+    assert exact.head == 4 * 100 * 151_936 + 2 * 100 * 1536 * 4
     assert memory.layer == 8192 * 2 * (2 * 8960 + 4 * 1536)
     # Without a kernel, attention over one response of 320 tokens has four float32 tensors of every head's scores.
     assert exact.layer == 100 * 4 * (2 * 8960 + 4 * 1536) + 4 * 4 * 12 * 320**2

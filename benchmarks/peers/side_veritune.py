@@ -187,6 +187,7 @@ def serve_gradients(policy: Policy, shape: Shape, recorded: Path, requests: Requ
         norm = torch.nn.utils.get_total_norm(gradients).item()
         kept = sum(gradient.nbytes for gradient in gradients) / 2**20
         requests.answer({"train": seconds, "grad_norm": norm, "gradients_mib": kept})
+        del gradients  # or they would still be there beside the next request's
         policy.model.zero_grad(set_to_none=True)
 
 

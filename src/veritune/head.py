@@ -32,8 +32,11 @@ class HeadPass:
 @torch.no_grad()
 def score_tokens(hidden: Tensor, head: Any, labels: Tensor, temperature: float) -> Tensor:
     """log softmax(head(hidden) / temperature) at the labels: (R, H) and (R,) to (R,), in float32 or better."""
-    scores = [log_probs for _, _, log_probs in _log_softmax_chunks(hidden, head, labels, temperature)]
-    return torch.cat(scores) if scores else hidden.new_zeros(0)
+    scores = torch.empty_like(labels, dtype=_full(hidden.dtype))
+    for part, log_softmax in _log_softmax_chunks(hidden, head, len(labels), temperature):
+        scores[part] = _at_labels(log_softmax, labels[part])
+        del log_softmax  # before the next chunk is made
+    return scores
 
 
 @torch.no_grad()
@@ -48,19 +51,20 @@ def score_and_differentiate(
     weight_gradient, bias_gradient = (_accumulator(parameter) for parameter in (weight, bias))
     hidden_gradient, scores = torch.empty_like(hidden), torch.empty_like(labels, dtype=_full(hidden.dtype))
     loss = scores.new_zeros(())
-    for part, log_softmax, log_probs in _log_softmax_chunks(hidden, head, labels, temperature):
+    for part, log_softmax in _log_softmax_chunks(hidden, head, len(labels), temperature):
         with torch.enable_grad():
-            leaf = log_probs.requires_grad_()
+            leaf = _at_labels(log_softmax, labels[part]).requires_grad_()
             chunk_loss = token_loss(leaf, part).sum()
             (slope,) = torch.autograd.grad(chunk_loss, leaf)
         loss += chunk_loss.detach()
-        scores[part] = log_probs.detach()
+        scores[part] = leaf.detach()
         # d log p(label) / d logits = (one hot of label - softmax) / temperature, small where the policy is sure: it is
         # rounded to the weights' type last.
         slope = slope / temperature
         of_logits = log_softmax.exp_().mul_(-slope[:, None])
         of_logits[torch.arange(len(slope), device=slope.device), labels[part]] += slope
         of_logits = of_logits.to(hidden.dtype)
+        del log_softmax
         torch.mm(of_logits, weight, out=hidden_gradient[part])
         if weight_gradient is not None:
             if weight_gradient.dtype == of_logits.dtype:
@@ -69,6 +73,7 @@ def score_and_differentiate(
                 weight_gradient += of_logits.T @ hidden[part]
         if bias_gradient is not None:
             bias_gradient += of_logits.sum(dim=0)
+        del of_logits  # before the next chunk is made
     _give_back(weight, weight_gradient)
     _give_back(bias, bias_gradient)
     return HeadPass(loss, scores, hidden_gradient)
@@ -94,17 +99,25 @@ def _give_back(parameter: Any, gradient: Tensor | None) -> None:
         parameter.grad = gradient.to(parameter.dtype) if parameter.grad is None else parameter.grad.add_(gradient)
 
 
-def _log_softmax_chunks(
-    hidden: Tensor, head: Any, labels: Tensor, temperature: float
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Each chunk's place, its log-softmax (r, V) in float32 or better, and that at the labels (r,)."""
-    budget = CHUNK_LOGITS["cuda" if hidden.is_cuda else "cpu"]
-    size = max(1, budget // head.weight.shape[0])
-    for start in range(0, len(labels), size):
-        part = slice(start, start + size)
-        logits = head(hidden[part])
+def _at_labels(log_softmax: Tensor, labels: Tensor) -> Tensor:
+    return log_softmax.gather(-1, labels[:, None])[:, 0]
+
+
+def _log_softmax_chunks(hidden: Tensor, head: Any, tokens: int, temperature: float) -> Iterator[tuple[slice, Tensor]]:
+    """Each chunk's place among the tokens, and its log-softmax, (r, V) in float32 or better.
+
+    Chunks of float32 lie in the same memory one after the other: what is yielded is good until the next.
+    """
+    weight, bias = head.weight, getattr(head, "bias", None)
+    full = _full(hidden.dtype)
+    size = max(1, CHUNK_LOGITS["cuda" if hidden.is_cuda else "cpu"] // len(weight))
+    buffer = hidden.new_empty(min(size, tokens), len(weight))
+    for start in range(0, tokens, size):
+        part = slice(start, min(start + size, tokens))
+        logits = torch.mm(hidden[part], weight.T, out=buffer[: part.stop - start])
+        if bias is not None:
+            logits += bias
         if temperature != 1:
-            logits = logits.to(_full(logits.dtype)).div_(temperature)
-        log_softmax = torch.log_softmax(logits, dim=-1, dtype=_full(logits.dtype))
-        del logits  # the caller works on the other, and holds it alone
-        yield part, log_softmax, log_softmax.gather(-1, labels[part, None])[:, 0]
+            logits = logits.to(full).div_(temperature)
+        # A row is read to its end before it is written, so that the result may take the place of the logits.
+        yield part, torch.log_softmax(logits, dim=-1, dtype=full, out=logits if logits.dtype == full else None)

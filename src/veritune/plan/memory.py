@@ -92,17 +92,16 @@ def kept_by_layer(shape: Shape, device: Device, dtype: torch.dtype) -> int:
 
 
 def _head_bytes(shape: Shape, device: Device, dtype: torch.dtype, tokens: int) -> int:
-    """Logits of a chunk with their log-softmax, which both stay until those of the next one are there.
+    """The logits of a chunk, which their log-softmax and gradient replace.
 
-    A shorter number type has them in float32 as well, and the matrix's gradient is summed up in float32.
+    A shorter number type keeps them, has the others in float32 beside them, and sums up the matrix's gradient in it.
     """
     size, rows = dtype.itemsize, max(1, CHUNK_LOGITS["cuda" if device.is_gpu else "cpu"] // shape.vocabulary)
-    chunk, another = min(tokens, rows) * shape.vocabulary, tokens > rows
+    chunk = min(tokens, rows) * shape.vocabulary
     if dtype == torch.float32:
-        return (8 + 4 * another) * chunk
+        return 4 * chunk
     product = size * shape.head_matrix  # before it is added to the sum
-    made, used = (8 + size + (4 + size) * another) * chunk, (4 + size) * chunk + product
-    return 4 * shape.head_matrix + max(made, used)
+    return 4 * shape.head_matrix + max((4 + 2 * size) * chunk, 2 * size * chunk + product)
 
 
 @dataclass(frozen=True)
