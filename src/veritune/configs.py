@@ -172,7 +172,7 @@ class TrainingConfig(CommonConfig):
     """AdamW's weight decay of matrices."""
     clip_grad_norm: float = 1.0
     """The gradient is scaled down to this norm where it is larger."""
-    microbatch_tokens: int = 1024
+    microbatch_tokens: int = 576
     """Tokens that one forward and backward pass holds, shared prompts counted once; does not change the gradient."""
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass: far less memory, about a third more time."""
