@@ -195,7 +195,7 @@ def bars(runs: Runs) -> None:
 
     def add(name: str, value: float, sign: str, bar: float) -> None:
         holds = value <= bar if sign == "≤" else value >= bar
-        lines.append([name, f"{value:.2f}", f"{sign} {bar:g}", "holds" if holds else "**falls short**"])
+        lines.append([name, f"{value:.3g}", f"{sign} {bar:g}", "holds" if holds else "**falls short**"])
 
     for kind, shape, side, bar in BARS:
         if ratios := runs.ratios(kind, shape, side):
