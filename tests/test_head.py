@@ -45,8 +45,8 @@ def test_loss_and_gradients_are_those_of_whole_logits(monkeypatch, chunk, bias, 
             torch.testing.assert_close(parameter.grad, times * gradient)
 
 
-@pytest.mark.parametrize("vocabulary", [23, 5000])
-def test_single_precision_stays_within_its_rounding(monkeypatch, vocabulary):
+@pytest.mark.parametrize(("vocabulary", "rounding"), [(23, 1e-6), (5000, 5e-6)])
+def test_single_precision_stays_within_its_rounding(monkeypatch, vocabulary, rounding):
     monkeypatch.setitem(head.CHUNK_LOGITS, "cpu", 4 * vocabulary)
     exact, hidden, labels = make_head(bias=False, vocabulary=vocabulary)
     rough = torch.nn.Linear(6, vocabulary, bias=False)
@@ -55,7 +55,7 @@ def test_single_precision_stays_within_its_rounding(monkeypatch, vocabulary):
     got = score_and_differentiate(hidden.float(), rough, labels, 1.0, lambda scores, _: -scores)
     assert abs(got.loss.item() / want.loss.item() - 1) < 1e-6
     for ours, theirs in ((got.hidden_gradient, want.hidden_gradient), (rough.weight.grad, exact.weight.grad)):
-        assert (ours.double() - theirs).norm() / theirs.norm() < 1e-5
+        assert (ours.double() - theirs).norm() / theirs.norm() < rounding
 
 
 def test_many_small_gradients_in_bfloat16_are_summed_in_single_precision(monkeypatch):

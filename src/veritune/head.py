@@ -64,7 +64,7 @@ def score_and_differentiate(
         of_logits = log_softmax.exp_().mul_(-slope[:, None])
         of_logits[torch.arange(len(slope), device=slope.device), labels[part]] += slope
         of_logits = of_logits.to(hidden.dtype)
-        del log_softmax
+        del log_softmax  # memory of its own where the weights' type is shorter
         torch.mm(of_logits, weight, out=hidden_gradient[part])
         if weight_gradient is not None:
             if weight_gradient.dtype == of_logits.dtype:
