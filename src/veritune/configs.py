@@ -119,6 +119,8 @@ class CommonConfig(EngineConfig):
     """The weights' number type; auto is float32 on a CPU and bfloat16 on a GPU."""
     threads: int | None = None
     """CPU threads for torch; default: OMP_NUM_THREADS, else one for the embedded policy, and one a core for others."""
+    processes: int = 1
+    """Processes that share every step's gradient and the native engine's rollouts, each with its threads (CPU)."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy and cannot be trained on."""
     top_p: float = 1.0
@@ -147,6 +149,7 @@ class CommonConfig(EngineConfig):
         require(self, "answer_column", self.answer_column != self.question_column, "another one than question_column")
         require(self, "seed", self.seed >= 0, "0 or more")
         require(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
+        require(self, "processes", self.processes >= 1, "at least 1")
         require(self, "temperature", 0 <= self.temperature < math.inf, "0 (greedy) or positive, and finite")
         require(self, "top_p", 0 < self.top_p <= 1, "in (0, 1]")
         require(self, "max_tokens", self.max_tokens >= 1, "at least 1")

@@ -26,6 +26,7 @@ from veritune.runs import Checkpoint, RunFolder
 from veritune.tasks import load_task, time_limited
 from veritune.trackers import tracking
 from veritune.training import Session, examples_of
+from veritune.workers import start_workers
 
 RECIPES = {
     "eval": ("veritune.recipes.eval", "EvalConfig"),
@@ -103,7 +104,9 @@ def _follow(
     name = str(checkpoint.folder) if checkpoint else config.policy
     policy = load_policy(name, device=device, dtype=dtype, chat=config.chat)
     with contextlib.ExitStack() as stack:
-        engine = create_engine(config, policy)
+        workers = start_workers(policy, config.processes)
+        stack.callback(workers.close)
+        engine = create_engine(config, policy, workers)
         stack.callback(engine.close)
         if resuming:
             run = RunFolder.open(path)
@@ -120,7 +123,7 @@ def _follow(
                 listener(row)
 
         module = importlib.import_module(RECIPES[recipe][0])
-        module.run(Session(config, policy, limited, engine, run, checkpoint, listen, began))
+        module.run(Session(config, policy, limited, engine, run, checkpoint, listen, began, workers))
     write_report([path], path)
     return path
 

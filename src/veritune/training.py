@@ -38,6 +38,7 @@ from veritune.primitives import selected_log_probs
 from veritune.randomness import derive_seed
 from veritune.runs import Checkpoint, RunFolder
 from veritune.types import Completion, Engine, Example, Sampling, Task
+from veritune.workers import ALONE, Workers, share_rows
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -349,6 +350,8 @@ class Session:
     """Told every row of metrics."""
     began: float = field(default_factory=time.perf_counter)
     """When the work began, loading included, on the clock of `time.perf_counter`."""
+    workers: Workers = ALONE
+    """The processes that share the work; this one alone by default."""
 
     @property
     def device(self) -> torch.device:
@@ -363,11 +366,7 @@ def prepare_optimizer(session: Session) -> torch.optim.AdamW:
     """The config's AdamW, with the checkpoint's state if there is one, for a policy proved to train as it computes."""
     config = session.config
     prove_packing(session.policy, config.policy)
-    for module in session.policy.model.modules():
-        if isinstance(module, torch.nn.Dropout):  # its draws could not be addressed, and would move the ratio from one
-            module.p = 0.0
-    if config.activation_checkpointing:
-        checkpoint_activations(session.policy.model)
+    session.workers.everywhere(session.policy, prepare_model, config.activation_checkpointing)
     optimizer = make_optimizer(
         session.policy.model,
         learning_rate=config.learning_rate,
@@ -377,6 +376,15 @@ def prepare_optimizer(session: Session) -> torch.optim.AdamW:
     if session.checkpoint:
         restore_optimizer(session.checkpoint, session.policy, optimizer)
     return optimizer
+
+
+def prepare_model(policy: Policy, activation_checkpointing: bool) -> None:
+    """Take dropout out of the model, and have it keep each layer's input alone if asked."""
+    for module in policy.model.modules():
+        if isinstance(module, torch.nn.Dropout):  # its draws could not be addressed, and would move the ratio from one
+            module.p = 0.0
+    if activation_checkpointing:
+        checkpoint_activations(policy.model)
 
 
 def serve_policy(session: Session, *, version: int) -> None:
@@ -472,32 +480,45 @@ def supervised_update(
     learning_rate: float,
 ) -> Row:
     """One optimiser step on the mean negative log-likelihood of the response tokens of (prompt ids, response ids)."""
-    config, model = session.config, session.policy.model
+    config, policy, workers = session.config, session.policy, session.workers
     began = time.perf_counter()
     prompts, responses = [prompt for prompt, _ in pairs], [response for _, response in pairs]
     response_tokens = sum(map(len, responses))
-    loss = 0.0
-    model.train()
+    shares = share_rows(range(len(pairs)), prompts, list(map(len, responses)), workers.count)
 
     def rows() -> list[Row]:
         return [{"prompt_ids": list(prompt), "response_ids": list(response)} for prompt, response in pairs]
 
     with refused_on_error(session.run, step, rows):
-        for microbatch in cut_microbatches(
-            prompts, responses, range(len(pairs)), token_budget=config.microbatch_tokens, device=session.device
-        ):
-            loss += supervised_gradient(model, microbatch, response_tokens)
-        norm = clip_and_step(model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm)
-    model.eval()
+        losses = workers.add_gradients(
+            policy,
+            add_supervised_gradient,
+            [([pairs[row] for row in share], response_tokens, config.microbatch_tokens) for share in shares],
+        )
+        norm = clip_and_step(policy.model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm)
     seconds = time.perf_counter() - began
     return {
-        "loss": loss,
+        "loss": sum(losses),
         "grad_norm": norm,
         "learning_rate": learning_rate,
         "train_tokens": sum(map(len, prompts)) + response_tokens,
         "train_tokens_per_second": (sum(map(len, prompts)) + response_tokens) / seconds,
         "seconds_train": seconds,
     }
+
+
+def add_supervised_gradient(
+    policy: Policy, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], response_tokens: int, token_budget: int
+) -> float:
+    """Add the gradient of these pairs of a batch with `response_tokens` to the parameters' own; returns their loss."""
+    microbatches = cut_microbatches(
+        [prompt for prompt, _ in pairs],
+        [response for _, response in pairs],
+        range(len(pairs)),
+        token_budget=token_budget,
+        device=next(policy.model.parameters()).device,
+    )
+    return sum(supervised_gradient(policy.model, microbatch, response_tokens) for microbatch in microbatches)
 
 
 @contextlib.contextmanager

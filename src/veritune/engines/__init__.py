@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 from veritune.configs import CommonConfig
 from veritune.errors import ConfigError
+from veritune.workers import ALONE, Workers
 
 if TYPE_CHECKING:
     from veritune.policies import Policy
     from veritune.types import Engine
 
 
-def create_engine(config: CommonConfig, policy: Policy) -> Engine:
-    """The engine that `config.engine` names, serving `policy`."""
+def create_engine(config: CommonConfig, policy: Policy, workers: Workers = ALONE) -> Engine:
+    """The engine that `config.engine` names, serving `policy`; the native one in all the `workers`."""
     if config.engine == "native":
         from veritune.engines.native import NativeEngine
 
-        return NativeEngine(policy, max_rows=config.max_rows)
+        return NativeEngine(policy, max_rows=config.max_rows, workers=workers)
     if config.engine == "vllm":
         require_vllm("engine", config.engine)
         from veritune.engines.vllm import VLLMEngine

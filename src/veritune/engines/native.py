@@ -2,12 +2,16 @@
 
 A prompt is prefilled once and kept once for its whole group; a finished row's place is taken at once by the last live
 row, so that every decode step works on live rows only; new groups are admitted as places come free. The engine serves
-the trainer's own module, so it is exact.
+the trainer's own module, so it is exact. Where workers share a run, each process decodes the responses of a run of the
+prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,12 +23,16 @@ from veritune.errors import ConfigError, EngineError
 from veritune.policies import Policy, attends_to_all
 from veritune.randomness import derive_seed
 from veritune.types import Completion, FinishReason, Sampling, require_lengths
+from veritune.workers import ALONE, Workers
 
 
 class NativeEngine:
-    """Serves `policy.model` in place. `max_rows` bounds the completions that are decoded side by side."""
+    """Serves `policy.model` in place. `max_rows` bounds the completions that a process decodes side by side.
 
-    def __init__(self, policy: Policy, *, max_rows: int = 512) -> None:
+    `workers` hold the same policy; what is sampled does not depend on how many they are, but for rounding.
+    """
+
+    def __init__(self, policy: Policy, *, max_rows: int = 512, workers: Workers = ALONE) -> None:
         if max_rows < 1:
             raise ConfigError(f"max_rows is {max_rows}; it must be at least 1")
         if not attends_to_all(policy.model.config):
@@ -34,8 +42,8 @@ class NativeEngine:
         self.policy: Policy | None = policy
         self.model = policy.model
         self.max_rows = max_rows
+        self.workers = workers
         self.weights_version = 0
-        self.texts = TokenTexts(policy.tokenizer, policy.model.config.vocab_size)
 
     def load_weights(self, model: torch.nn.Module, version: int) -> None:
         """Serve `model` (shared, not copied) as `version`."""
@@ -46,40 +54,58 @@ class NativeEngine:
             )
         self.model = model
         self.weights_version = version
+        if self.policy and len(sums := set(self.workers.everywhere(self._served(), weights_sum))) > 1:
+            raise EngineError(f"stale or wrong weights: the workers' sum to {sorted(sums)} for version {version}")
 
     def close(self) -> None:
         self.policy = self.model = None
 
-    @torch.inference_mode()
     def generate(self, prompts_ids: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
         """P prompts to P lists of `sampling.n` completions. The same seed gives the same completions."""
         if self.policy is None:
             raise EngineError("this engine is closed")
         require_lengths(prompts_ids, self.policy.context_length)
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            decoder = _Decoder(self, prompts_ids, sampling)
-            while decoder.live or decoder.waiting:
-                decoder.admit()
-                decoder.step()
-        finally:
-            self.model.train(was_training)
-        if not np.isfinite(decoder.logprobs).all():
-            raise EngineError("the policy's logits are not finite: its weights are damaged, or training has diverged")
-        rows = [self._completion(decoder, row) for row in range(len(prompts_ids) * sampling.n)]
-        return [rows[start : start + sampling.n] for start in range(0, len(rows), sampling.n)]
+        cuts = [len(prompts_ids) * share // self.workers.count for share in range(self.workers.count + 1)]
+        shares = [
+            (prompts_ids[start:stop], sampling, start * sampling.n, self.max_rows, self.weights_version)
+            for start, stop in pairwise(cuts)
+            if start < stop
+        ]
+        return list(chain.from_iterable(self.workers.call(self._served(), complete, shares))) if shares else []
 
-    def _completion(self, decoder: _Decoder, row: int) -> Completion:
-        length, reason = int(decoder.generated[row]), decoder.finish_reasons[row]
-        ids = tuple(decoder.ids[row, :length].tolist())
-        text = self.texts.decode(ids)
-        if reason == "stop":
-            # A stop string may end inside its last token: the text ends with the string, the ids with that token.
-            text = text[: decoder.sampling.end_of_stop(text)]
-        logprobs = tuple(decoder.logprobs[row, :length].tolist())
-        prompt = tuple(decoder.prompts[row // decoder.sampling.n])
-        return Completion(prompt, ids, text, logprobs, reason, self.weights_version)
+    def _served(self) -> Policy:
+        assert self.policy is not None
+        return replace(self.policy, model=self.model)
+
+
+def weights_sum(policy: Policy) -> float:
+    """A number that two copies of the weights share only if they are the same, as good as certainly."""
+    return sum(parameter.detach().double().sum().item() for parameter in policy.model.parameters())
+
+
+@torch.inference_mode()
+def complete(
+    policy: Policy,
+    prompts_ids: Sequence[Sequence[int]],
+    sampling: Sampling,
+    first_row: int,
+    max_rows: int,
+    weights_version: int,
+) -> list[list[Completion]]:
+    """`sampling.n` completions for each prompt, of which the first is row `first_row` of all that are sampled."""
+    was_training = policy.model.training
+    policy.model.eval()
+    try:
+        decoder = _Decoder(policy, prompts_ids, sampling, first_row, max_rows)
+        while decoder.live or decoder.waiting:
+            decoder.admit()
+            decoder.step()
+    finally:
+        policy.model.train(was_training)
+    if not np.isfinite(decoder.logprobs).all():
+        raise EngineError("the policy's logits are not finite: its weights are damaged, or training has diverged")
+    rows = [decoder.completion(row, weights_version) for row in range(len(prompts_ids) * sampling.n)]
+    return [rows[start : start + sampling.n] for start in range(0, len(rows), sampling.n)]
 
 
 class TokenTexts:
@@ -113,17 +139,25 @@ class TokenTexts:
         return any(string in text for string in stop)
 
 
-class _Decoder:
-    """One call of `generate`: the rows in flight, what they have produced, and who waits for a place."""
+@lru_cache(maxsize=4)
+def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
+    """Kept from call to call: what a token reads as takes longer to find out than to look up."""
+    return TokenTexts(tokenizer, vocab_size)
 
-    def __init__(self, engine: NativeEngine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        assert engine.policy is not None
-        self.engine, self.prompts, self.sampling = engine, prompts, sampling
-        self.device = next(engine.model.parameters()).device
+
+class _Decoder:
+    """One call of `complete`: the rows in flight, what they have produced, and who waits for a place."""
+
+    def __init__(
+        self, policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, first_row: int, max_rows: int
+    ) -> None:
+        self.model, self.prompts, self.sampling, self.first_row = policy.model, prompts, sampling, first_row
+        self.texts = texts_of(policy.tokenizer, policy.model.config.vocab_size)
+        self.device = next(policy.model.parameters()).device
         rows = len(prompts) * sampling.n
-        self.places = min(engine.max_rows, max(rows, 1))
+        self.places = min(max_rows, max(rows, 1))
         longest = max((len(prompt) for prompt in prompts), default=1)
-        self.capacity = min(longest + sampling.max_tokens, engine.policy.context_length)
+        self.capacity = min(longest + sampling.max_tokens, policy.context_length)
         self.ids = np.zeros((rows, sampling.max_tokens), dtype=np.int64)
         self.logprobs = np.zeros((rows, sampling.max_tokens), dtype=np.float32)
         self.generated = np.zeros(rows, dtype=np.int64)
@@ -134,8 +168,8 @@ class _Decoder:
         self.rows = np.zeros(0, dtype=np.int64)
         self.positions = np.zeros(0, dtype=np.int64)
         self.cache = Cache()
-        self.layers = layers_of(engine.model)
-        self.eos_ids = np.array(sorted(engine.policy.eos_ids))
+        self.layers = layers_of(policy.model)
+        self.eos_ids = np.array(sorted(policy.eos_ids))
 
     @property
     def live(self) -> int:
@@ -161,12 +195,11 @@ class _Decoder:
         input_ids = torch.zeros(len(groups), max(lengths), dtype=torch.long)
         for index, group in enumerate(groups):
             input_ids[index, : lengths[index]] = torch.tensor(self.prompts[group])
-        model = self.engine.model
-        hidden = model.base_model(input_ids=input_ids.to(self.device), use_cache=True)
+        hidden = self.model.base_model(input_ids=input_ids.to(self.device), use_cache=True)
         self.cache.admit([(layer.keys, layer.values) for layer in hidden.past_key_values.layers], lengths, group_of_row)
         ends = torch.tensor(lengths, device=self.device) - 1
         last = hidden.last_hidden_state[torch.arange(len(groups), device=self.device), ends]
-        return model.get_output_embeddings()(last)[torch.from_numpy(group_of_row).to(self.device)]
+        return self.model.get_output_embeddings()(last)[torch.from_numpy(group_of_row).to(self.device)]
 
     def step(self) -> None:
         """One more token for every live row."""
@@ -176,7 +209,7 @@ class _Decoder:
         self.cache.begin_step(self.places if self.waiting else self.live)
         tokens = torch.from_numpy(self.ids[self.rows, self.generated[self.rows] - 1]).to(self.device)
         positions = torch.from_numpy(self.positions).to(self.device)
-        logits = decode(self.engine.model, self.layers, self.cache, tokens, positions)
+        logits = decode(self.model, self.layers, self.cache, tokens, positions)
         self.positions += 1
         self._sample(logits, first=0)
 
@@ -187,7 +220,7 @@ class _Decoder:
         if (early := counts < sampling.min_tokens).any():
             too_early, eos = torch.from_numpy(np.flatnonzero(early)), torch.from_numpy(self.eos_ids)
             logits[too_early.to(self.device)[:, None], eos.to(self.device)] = float("-inf")
-        tokens, logprobs = sample_tokens(logits, sampling, rows, counts)
+        tokens, logprobs = sample_tokens(logits, sampling, rows + self.first_row, counts)
         # Both in one transfer: on a GPU, a step waits for its results a single time.
         drawn = torch.stack((tokens.double(), logprobs.double())).cpu().numpy()
         self.ids[rows, counts], self.logprobs[rows, counts] = drawn
@@ -201,7 +234,7 @@ class _Decoder:
 
     def _finished(self, rows: np.ndarray) -> np.ndarray:
         """Which of `rows` (B,) end with their newest token; `finish_reasons` says why."""
-        counts, sampling, texts = self.generated[rows], self.sampling, self.engine.texts
+        counts, sampling, texts = self.generated[rows], self.sampling, self.texts
         tokens, may_end = self.ids[rows, self.generated[rows] - 1], counts > sampling.min_tokens
         reasons: dict[int, FinishReason] = {}
         for offset in np.flatnonzero(may_end & np.isin(tokens, self.eos_ids)).tolist():
@@ -221,6 +254,17 @@ class _Decoder:
         sources, targets, remaining = fill_gaps(finished)
         self.rows[targets], self.positions[targets] = self.rows[sources], self.positions[sources]
         self.rows, self.positions = self.rows[:remaining], self.positions[:remaining]
+
+    def completion(self, row: int, weights_version: int) -> Completion:
+        """What `row` has produced, once it has finished."""
+        length, reason = int(self.generated[row]), self.finish_reasons[row]
+        ids = tuple(self.ids[row, :length].tolist())
+        text = self.texts.decode(ids)
+        if reason == "stop":
+            # A stop string may end inside its last token: the text ends with the string, the ids with that token.
+            text = text[: self.sampling.end_of_stop(text)]
+        prompt = tuple(self.prompts[row // self.sampling.n])
+        return Completion(prompt, ids, text, tuple(self.logprobs[row, :length].tolist()), reason, weights_version)
 
 
 def sample_tokens(logits: Tensor, sampling: Sampling, rows: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:

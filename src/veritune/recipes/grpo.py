@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ from veritune.training import (
     train,
 )
 from veritune.types import Example, Rollout
+from veritune.workers import ALONE, Workers, share_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +298,6 @@ def update_policy(
     old_log_probs = old_policy_log_probs(config, policy, rollouts) if config.off_policy else None
     reference_log_probs = score_rollouts(config, reference, rollouts) if reference else None
     totals: dict[str, list[float]] = {}
-    policy.model.train()
     for epoch in range(config.epochs_per_rollout_batch):
         order = list(range(len(rollouts)))
         random.Random(derive_seed(config.seed, step, f"epoch {epoch}")).shuffle(order)
@@ -305,13 +305,14 @@ def update_policy(
             batch = order[start : start + config.train_batch_size]
             rows = partial(map, rollout_row, [rollouts[row] for row in batch])
             with refused_on_error(session.run, step, rows):
-                metrics = accumulate_gradient(config, policy, rollouts, batch, old_log_probs, reference_log_probs)
+                metrics = accumulate_gradient(
+                    config, policy, rollouts, batch, old_log_probs, reference_log_probs, session.workers
+                )
                 metrics["grad_norm"] = clip_and_step(
                     policy.model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm
                 )
             for name, value in metrics.items():
                 totals.setdefault(name, []).append(value)
-    policy.model.eval()
     # The later updates of a batch change the weights that sampled it: only the first one shows the engine's mismatch.
     totals["mismatch_kl"] = totals["mismatch_kl"][:1]
     train_tokens = sum(totals.pop("train_tokens"))
@@ -329,38 +330,64 @@ def accumulate_gradient(
     batch: Sequence[int],
     old_log_probs: Sequence[Tensor] | None = None,
     reference_log_probs: Sequence[Tensor] | None = None,
+    workers: Workers = ALONE,
 ) -> dict[str, float]:
     """Add the gradient of one train batch's loss, whatever its microbatches; the loss has its denominators first."""
-    device = next(policy.model.parameters()).device
     response_tokens = sum(len(rollouts[row].completion.ids) for row in batch)
     rows = rows_with_gradient(config, rollouts, batch)
-    sums = dict.fromkeys(("loss", "clipped", "mismatch", "passed"), 0.0)
-    for microbatch in rollout_microbatches(config, rollouts, rows, device):
+    prompts_ids = [rollout.completion.prompt_ids for rollout in rollouts]
+    lengths = [len(rollout.completion.ids) for rollout in rollouts]
+
+    def of(share: Sequence[int], values: Sequence[Any] | None) -> list[Any] | None:
+        return [values[row] for row in share] if values else None
+
+    shares = [
+        (config, of(share, rollouts), of(share, old_log_probs), of(share, reference_log_probs))
+        for share in share_rows(rows, prompts_ids, lengths, workers.count)
+    ]
+    denominators = (len(batch), response_tokens)
+    sums = workers.add_gradients(policy, add_policy_gradient, [(*share, *denominators) for share in shares])
+    if not rows:  # the same update as with the rows: no gradient, but the optimiser's momentum
+        for parameter in policy.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    loss, clipped, mismatch = (sum(parts) for parts in zip(*sums, strict=True)) if sums else (0.0, 0.0, 0.0)
+    return {
+        "loss": loss,
+        "clip_fraction": clipped / response_tokens,
+        "mismatch_kl": mismatch / max(sum(lengths[row] for row in rows), 1),
+        "train_tokens": sum(len(prompts_ids[row]) + lengths[row] for row in rows),
+    }
+
+
+def add_policy_gradient(
+    policy: Policy,
+    config: GRPOConfig,
+    rollouts: Sequence[Rollout],
+    old_log_probs: Sequence[Tensor] | None,
+    reference_log_probs: Sequence[Tensor] | None,
+    batch_size: int,
+    batch_tokens: int,
+) -> tuple[float, float, float]:
+    """Add the gradient of these rollouts of a batch of `batch_size` with `batch_tokens` response tokens.
+
+    Returns their loss, how many tokens were clipped, and the sum of the engine's mismatch over the tokens.
+    """
+    device = next(policy.model.parameters()).device
+    sums = (0.0, 0.0, 0.0)
+    for microbatch in rollout_microbatches(config, rollouts, range(len(rollouts)), device):
         weights = sequence_loss_weights(
             microbatch.response_mask,
             config.length_normalization,
             config.normalize_constant or config.max_tokens,
-            batch_size=len(batch),
-            total_tokens=response_tokens,
+            batch_size=batch_size,
+            total_tokens=batch_tokens,
         )
         given = given_of(rollouts, microbatch, weights, old_log_probs, reference_log_probs)
         pass_microbatch = pass_by_sequence if config.sequence_level else pass_by_token
         loss, log_probs, clipped = pass_microbatch(config, policy, microbatch, given)
-        sums["loss"] += loss
-        sums["clipped"] += clipped
-        sums["mismatch"] += float(approximate_kl_k3(given.sampled, log_probs).sum())
-        sums["passed"] += len(log_probs)
-    if not rows:  # the same update as with the rows: no gradient, but the optimiser's momentum
-        for parameter in policy.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-    return {
-        "loss": sums["loss"],
-        "clip_fraction": sums["clipped"] / response_tokens,
-        "mismatch_kl": sums["mismatch"] / max(sums["passed"], 1),
-        "train_tokens": sum(
-            len(rollouts[row].completion.prompt_ids) + len(rollouts[row].completion.ids) for row in rows
-        ),
-    }
+        mismatch = float(approximate_kl_k3(given.sampled, log_probs).sum())
+        sums = (sums[0] + loss, sums[1] + clipped, sums[2] + mismatch)
+    return sums
 
 
 @dataclass(frozen=True)
