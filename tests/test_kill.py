@@ -43,19 +43,21 @@ def steady_metrics(run):
     return [{key: value for key, value in row.items() if "second" not in key} for row in rows]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    run = tmp_path_factory.mktemp("whole") / "run"
+@pytest.fixture(scope="module", params=[1, 2], ids="processes={}".format)
+def whole(request, tmp_path_factory):
+    """An uninterrupted run, how long it took, and its settings. A child that outlived its leader would hang a test:
+    it holds the other end of the leader's stderr, which `communicate` reads to the end."""
+    run, settings = tmp_path_factory.mktemp("whole") / "run", [*SETTINGS, "--processes", request.param]
     began = time.monotonic()
-    finish(start("grpo", "--run", run, *SETTINGS))
-    return run, time.monotonic() - began
+    finish(start("grpo", "--run", run, *settings))
+    return run, time.monotonic() - began, settings
 
 
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_run_ends_as_the_one_that_nobody_killed(whole, tmp_path, number):
-    uninterrupted, seconds = whole
+    uninterrupted, seconds, settings = whole
     run = tmp_path / "run"
-    process = start("grpo", "--run", run, *SETTINGS)
+    process = start("grpo", "--run", run, *settings)
     deadline = time.monotonic() + 120
     while not (run / "config.toml").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -69,9 +71,9 @@ def test_a_killed_run_ends_as_the_one_that_nobody_killed(whole, tmp_path, number
 
 
 def test_control_c_saves_and_says_how_to_go_on(whole, tmp_path):
-    uninterrupted, _ = whole
+    uninterrupted, _, settings = whole
     run = tmp_path / "run"
-    process = start("grpo", "--run", run, *SETTINGS)
+    process = start("grpo", "--run", run, *settings)
     deadline = time.monotonic() + 120
     while not (run / "rollouts" / "step-000003.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
