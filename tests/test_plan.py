@@ -1,5 +1,6 @@
 """The plan against numbers counted by hand, against what autograd keeps, and as a person meets it."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from veritune.cli import _resolve, main
 from veritune.decode import Cache
 from veritune.errors import ConfigError
+from veritune.lean_layers import lean_layers
 from veritune.packing import pack_rows
 from veritune.plan import PlanConfig, make_plan
 from veritune.plan.devices import DEVICES, Device, measure_device
@@ -121,7 +123,7 @@ def test_a_config_that_makes_no_countable_model_is_refused(tmp_path, config, sai
 # --- Memory
 
 
-def bytes_kept(config_class, layers, dtype, **changes):
+def bytes_kept(config_class, layers, dtype, lean, **changes):
     """Bytes that autograd keeps for 37 packed positions, weights left out, as hooks see them."""
     import transformers
 
@@ -141,7 +143,8 @@ def bytes_kept(config_class, layers, dtype, **changes):
         [list(range(1, 8))] * 3, [list(range(11)), list(range(12)), list(range(10))], torch.device("cpu")
     )
     assert packed.input_ids.shape == (1, 37)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    layers = lean_layers(model) if lean else contextlib.nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), layers:
         packed_hidden_states(model, packed)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
@@ -156,17 +159,21 @@ def bytes_kept(config_class, layers, dtype, **changes):
         ("Qwen3", {"head_dim": 16}),
     ],
 )
-def test_a_layer_keeps_what_autograd_keeps_of_it(tmp_path, config_class, changes, dtype):
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_layer_keeps_what_autograd_keeps_of_it(tmp_path, config_class, changes, dtype, lean):
     config = {**TINY, **changes, "model_type": config_class.lower()}
     shape, cpu = shape_of(folder_of(tmp_path, **config)), dataclasses.replace(SLOW, is_gpu=False)
-    another_layer = bytes_kept(config_class, 3, dtype, **changes) - bytes_kept(config_class, 2, dtype, **changes)
+    if not lean:
+        shape = dataclasses.replace(shape, model_type="of another family")
+    three, two = (bytes_kept(config_class, layers, dtype, lean, **changes) for layers in (3, 2))
+    another_layer = three - two
     assert 37 * kept_by_layer(shape, cpu, dtype) == another_layer
 
 
 def test_what_a_layer_of_qwen_keeps_on_a_gpu_by_hand(qwen):
-    # bfloat16: two norms of 4 + 2 + 2 bytes × 1536 and a scale; q, out, k, v and 12 normalisers; four of 8960
-    by_hand = 2 * (8 * 1536 + 4) + 2 * (2 * 1536 + 2 * 256) + 4 * 12 + 2 * 4 * 8960
-    assert kept_by_layer(shape_of(qwen), DEVICES["h200"], torch.bfloat16) == by_hand == 103_480
+    # bfloat16: two norms of 2 + 2 bytes × 1536 and a scale; q, out, k, v and 12 normalisers; two of 8960
+    by_hand = 2 * (4 * 1536 + 4) + 2 * (2 * 1536 + 2 * 256) + 4 * 12 + 2 * 2 * 8960
+    assert kept_by_layer(shape_of(qwen), DEVICES["h200"], torch.bfloat16) == by_hand == 55_352
 
 
 def test_weights_gradients_and_moments_are_those_of_the_optimiser(tiny):
@@ -199,16 +206,16 @@ def test_the_head_and_a_layer_of_qwen_by_hand(qwen):
     assert memory.layer == 8192 * 2 * (2 * 8960 + 4 * 1536)
     # Without a kernel, attention over one response of 320 tokens has four float32 tensors of every head's scores.
     assert exact.layer == 100 * 4 * (2 * 8960 + 4 * 1536) + 4 * 4 * 12 * 320**2
-    # Beside the layers a float32 and a bfloat16 copy of the hidden state, and a cosine and sine a head's place.
-    assert memory.activations == 8192 * (28 * 103_480 + 6 * 1536 + 2 * 2 * 128)
+    # Beside the layers the hidden state, and a cosine and sine a head's place.
+    assert memory.activations == 8192 * (28 * 55_352 + 2 * 1536 + 2 * 2 * 128)
     assert memory.peak == memory.resident + memory.gradients + memory.activations + max(memory.head, memory.layer)
 
 
 def test_checkpointing_keeps_the_layers_inputs_and_works_on_one_layer(qwen):
     shape, config = shape_of(qwen), PlanConfig(model=qwen, device="h200", activation_checkpointing=True)
     memory = training_memory(shape, config, DEVICES["h200"], torch.bfloat16, 1000)
-    assert memory.activations == 1000 * (28 * 1536 * 2 + 6 * 1536 + 2 * 2 * 128)
-    assert memory.layer == 1000 * (103_480 + 2 * (2 * 8960 + 4 * 1536))
+    assert memory.activations == 1000 * (28 * 1536 * 2 + 2 * 1536 + 2 * 2 * 128)
+    assert memory.layer == 1000 * (55_352 + 2 * (2 * 8960 + 4 * 1536))
 
 
 def test_a_reference_is_another_copy_of_the_weights(tiny):
@@ -242,7 +249,9 @@ def test_the_cache_has_as_many_columns_as_the_engines(tokens):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("device", ["l40s", "a100-80", "h200"])
 def test_one_token_more_than_the_largest_microbatch_does_not_fit(qwen, device, checkpointing):
-    config = PlanConfig(model=qwen, device=device, max_tokens=2048, activation_checkpointing=checkpointing)
+    config = PlanConfig(
+        model=qwen, device=device, max_tokens=2048, activation_checkpointing=checkpointing, rollout_batch_size=512
+    )
     plan = make_plan(config)
     largest = plan.largest_microbatch
     assert largest is not None and config.prompt_tokens + config.max_tokens < largest < step_tokens(config)

@@ -25,6 +25,7 @@ from veritune.configs import CommonConfig
 from veritune.errors import CheckpointError, ConfigError, DataError, EngineError, Interrupted, TrainingError
 from veritune.evaluate import Group, evaluate, log_generations
 from veritune.head import TokenLoss, score_and_differentiate, score_tokens
+from veritune.lean_layers import lean_layers
 from veritune.packing import PackedRows, pack_rows
 from veritune.policies import (
     Policy,
@@ -112,7 +113,7 @@ def add_gradient(model: Any, microbatch: Microbatch, temperature: float, token_l
     the loss is not finite.
     """
     embedding = model.get_input_embeddings()
-    with _sparse_gradient(embedding):
+    with _sparse_gradient(embedding), lean_layers(model):
         hidden = packed_hidden_states(model, microbatch.packed)
         head_pass = score_and_differentiate(
             hidden.detach(), model.get_output_embeddings(), microbatch.packed.labels, temperature, token_loss

@@ -52,8 +52,8 @@ def training_memory(
     size = dtype.itemsize
     weights = shape.parameters * size
     hidden, layer = tokens * shape.hidden * size, tokens * kept_by_layer(shape, device, dtype)
-    # Beside the layers: input and normalised input of the last norm, and the cosines and sines of the positions.
-    around = tokens * (4 + size) * shape.hidden + 2 * tokens * size * shape.query // shape.heads
+    # Beside the layers: the last norm, and the cosines and sines of the positions.
+    around = tokens * (_norm_bytes(shape, dtype) * shape.hidden + 2 * size * shape.query // shape.heads)
     # SwiGLU's two inputs, and the hidden state's gradient on both of its ways; its two at the head stay.
     working = tokens * size * 2 * shape.feed_forward + 4 * hidden
     if device.is_gpu and dtype != torch.bfloat16:  # attention has no kernel there: scores, and three of their size
@@ -78,17 +78,23 @@ def training_memory(
 def kept_by_layer(shape: Shape, device: Device, dtype: torch.dtype) -> int:
     """Bytes that autograd keeps of one token in one layer, in the order in which the layer computes.
 
-    Counted on the Qwen2 of transformers: RMSNorm computes in float32 and keeps its input there, its inverse scale, the
-    normalised input, and as the input of the next product the result; attention keeps its four tensors and a normaliser
-    for each head; SwiGLU keeps gate, SiLU of gate, up, and their product.
+    A norm keeps its input, its inverse scale, and as the input of the next product its result; attention keeps its four
+    tensors and a normaliser for each head; SwiGLU keeps gate and up, without `lean_layers` SiLU of gate and their
+    product too.
     """
-    size = dtype.itemsize
-    norm = (4 + 2 * size) * shape.hidden + 4
-    head_norms = (4 + size) * (shape.query + shape.key_value) + 4 * (shape.heads + shape.key_value_heads)
+    size, of_norm = dtype.itemsize, _norm_bytes(shape, dtype)
+    norm = (of_norm + size) * shape.hidden + 4
+    head_norms = of_norm * (shape.query + shape.key_value) + 4 * (shape.heads + shape.key_value_heads)
     # Without a kernel for grouped heads, keys and values are repeated for each of their queries' heads.
     key_value = shape.key_value if device.is_gpu and dtype == torch.bfloat16 else shape.query
     attention = size * (2 * shape.query + 2 * key_value) + 4 * shape.heads
-    return 2 * norm + (head_norms if shape.head_norms else 0) + attention + size * 4 * shape.feed_forward
+    swiglu = size * (2 if shape.model_type in FAMILY else 4) * shape.feed_forward
+    return 2 * norm + (head_norms if shape.head_norms else 0) + attention + swiglu
+
+
+def _norm_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """What a norm keeps of each number that it reads: the number; without `lean_layers` in float32, and normalised."""
+    return dtype.itemsize if shape.model_type in FAMILY else 4 + dtype.itemsize
 
 
 def _head_bytes(shape: Shape, device: Device, dtype: torch.dtype, tokens: int) -> int:
