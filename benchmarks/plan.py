@@ -81,7 +81,8 @@ def measure(case: Case) -> dict[str, float]:
 
     from veritune.engines.native import NativeEngine
     from veritune.policies import as_policy, checkpoint_activations, load_policy
-    from veritune.recipes.grpo import GRPOConfig, accumulate_gradient
+    from veritune.policy_gradient import accumulate_gradient
+    from veritune.recipes.grpo import GRPOConfig
     from veritune.training import clip_and_step, make_optimizer
     from veritune.types import Completion, Example, Rollout, Sampling, Score
 

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from veritune.engines.native import NativeEngine
 from veritune.policies import Policy, encode_prompts, load_policy
+from veritune.policy_gradient import accumulate_gradient
 from veritune.primitives import (
     get_response_log_probs,
     group_advantages,
     grpo_microbatch_train_step,
     pad_prompt_and_response,
 )
-from veritune.recipes.grpo import GRPOConfig, accumulate_gradient
+from veritune.recipes.grpo import GRPOConfig
 from veritune.tasks.countdown import CountdownTask
 from veritune.types import Rollout, Sampling
 

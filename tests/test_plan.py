@@ -17,6 +17,7 @@ from veritune.cli import _resolve, main
 from veritune.decode import Cache
 from veritune.errors import ConfigError
 from veritune.lean_layers import lean_layers
+from veritune.microbatches import cut_microbatches
 from veritune.packing import pack_rows
 from veritune.plan import PlanConfig, make_plan
 from veritune.plan.devices import DEVICES, Device, measure_device
@@ -26,7 +27,7 @@ from veritune.plan.seconds import Work, decode_seconds, prefill_seconds, prompt_
 from veritune.plan.shapes import shape_of
 from veritune.policies import ATTENTION, packed_hidden_states
 from veritune.recipes.grpo import GRPOConfig
-from veritune.training import cut_microbatches, make_optimizer
+from veritune.training import make_optimizer
 
 QWEN = {
     "model_type": "qwen2",

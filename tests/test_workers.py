@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from veritune.configs import CommonConfig
 from veritune.engines.native import NativeEngine
 from veritune.errors import ConfigError, EngineError, TrainingError
-from veritune.recipes.grpo import GRPOConfig, accumulate_gradient
-from veritune.training import add_supervised_gradient, prepare_model
+from veritune.microbatches import add_supervised_gradient
+from veritune.policy_gradient import accumulate_gradient
+from veritune.recipes.grpo import GRPOConfig
+from veritune.training import prepare_model
 from veritune.types import Completion, Example, Rollout, Sampling, Score
 from veritune.workers import ALONE, share_rows, start_workers
 
@@ -152,9 +154,18 @@ def fail(policy, message):
 def test_an_error_of_a_worker_is_the_leaders_and_ends_the_workers(policy):
     workers = start_workers(policy, 3)
     processes = [worker.process for worker in workers._others]
-    with pytest.raises(TrainingError, match="the loss is nan"):
+    with pytest.raises(TrainingError, match="the loss is nan") as raised:
         workers.call(policy, fail, [("",), ("",), ("the loss is nan",)])
+    assert f"in worker process {processes[1].pid}:\nTraceback" in raised.value.__notes__[0]
     assert not any(process.is_alive() for process in processes) and workers.count == 1
+
+
+def test_control_c_is_the_leaders_alone(policy):
+    workers = start_workers(policy, 2)
+    for _ in range(2):  # while it starts, and when it has
+        os.kill(workers._others[0].process.pid, signal.SIGINT)
+        assert workers.everywhere(policy, fail, "") == [None, None]
+    workers.close()
 
 
 def test_a_worker_that_was_killed_is_named(policy):

@@ -21,8 +21,9 @@ from worker import Requests, timed
 
 from veritune.engines.native import NativeEngine
 from veritune.policies import Policy, load_policy
+from veritune.policy_gradient import accumulate_gradient, score_rollouts
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
-from veritune.recipes.grpo import GRPOConfig, accumulate_gradient, grpo_step, score_rollouts
+from veritune.recipes.grpo import GRPOConfig, grpo_step
 from veritune.runs import RunFolder
 from veritune.training import Session, clip_and_step, make_optimizer
 from veritune.types import Completion, Example, Rollout, Sampling, Score

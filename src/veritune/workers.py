@@ -7,8 +7,10 @@ without being sent; they are handed a function with its arguments, and leave gra
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -130,7 +132,12 @@ def start_workers(policy: Policy, count: int) -> Workers:
         gradients = [torch.zeros_like(parameter).share_memory_() for parameter in trained_parameters(policy)]
         arguments = (there, policy, gradients, torch.get_num_threads())
         process = context.Process(target=_serve, args=arguments, daemon=True)
-        process.start()
+        # Ctrl-C reaches the whole group, and the leader decides what it means: a child inherits what is blocked.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         there.close()  # so that the worker holds its only copy, and its end is seen here
         others.append(Worker(process, here, gradients))
     return Workers(others)
@@ -142,7 +149,6 @@ def trained_parameters(policy: Policy) -> list[torch.nn.Parameter]:
 
 def _serve(connection: Connection, policy: Policy, gradients: list[Tensor], threads: int) -> None:
     """What a worker does: call what it is sent, until the leader is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the leader decides what it means
     torch.set_num_threads(threads)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -154,6 +160,7 @@ def _serve(connection: Connection, policy: Policy, gradients: list[Tensor], thre
             try:
                 result = _call(policy, function, share, train=train)
             except Exception as error:  # whatever it is, the leader is who can say it
+                error.add_note(f"in worker process {os.getpid()}:\n{traceback.format_exc()}")
                 failure = error
             connection.send_bytes(pickle.dumps((result, failure)))
 

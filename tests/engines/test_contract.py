@@ -12,8 +12,8 @@ from veritune.canary import load_proven_weights
 from veritune.engines.native import NativeEngine
 from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine
 from veritune.errors import ConfigError, EngineError
+from veritune.microbatches import cut_microbatches, score_responses
 from veritune.policies import encode_prompts
-from veritune.training import cut_microbatches, score_responses
 from veritune.types import Sampling
 
 PROMPTS = ["Use 9, 5, 18 to make 4.\n<think>\n", "Use 1, 2 to", "12", "Use 20, 20, 20 to make 100. And once more.\n"]

@@ -11,8 +11,8 @@ from veritune.canary import load_proven_weights
 from veritune.engines import vllm_server
 from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine, save_for_servers, server_command
 from veritune.errors import EngineError
+from veritune.microbatches import cut_microbatches, score_responses
 from veritune.policies import encode_prompts, load_policy
-from veritune.training import cut_microbatches, score_responses
 from veritune.types import Sampling
 
 SAMPLING = Sampling(max_tokens=12, n=3, seed=4)

@@ -12,8 +12,9 @@ from vowels import follow as follow_recipe
 from veritune.engines.native import NativeEngine
 from veritune.errors import DataError, EngineError, TrainingError
 from veritune.policies import Policy
+from veritune.policy_gradient import accumulate_gradient, score_rollouts
 from veritune.recipes import grpo
-from veritune.recipes.grpo import GRPOConfig, accumulate_gradient, score_rollouts
+from veritune.recipes.grpo import GRPOConfig
 from veritune.runs import RunFolder
 from veritune.training import Session
 from veritune.types import Completion, Example, Rollout, Score

@@ -10,8 +10,9 @@ import torch
 from vowels import VowelTask, fresh
 
 from veritune.evaluate import summarize
+from veritune.policy_gradient import accumulate_gradient, score_rollouts
 from veritune.recipes import grpo
-from veritune.recipes.grpo import GRPOConfig, accumulate_gradient, advantages_of, sample_groups, score_rollouts
+from veritune.recipes.grpo import GRPOConfig, advantages_of, sample_groups
 from veritune.runs import RunFolder
 from veritune.training import Session
 from veritune.types import Completion, Example, Rollout, Score

@@ -15,11 +15,12 @@ import torch
 
 from veritune.configs import require
 from veritune.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
+from veritune.microbatches import Microbatch, cut_microbatches, supervised_gradient
 from veritune.policies import Policy, new_embedded_policy, save_policy
 from veritune.prompts import fill_prompt, load_prompt
 from veritune.randomness import derive_seed
 from veritune.tasks.countdown import Problem, generate_problems
-from veritune.training import Microbatch, clip_and_step, cut_microbatches, make_optimizer, supervised_gradient
+from veritune.training import clip_and_step, make_optimizer
 
 CHUNK = 2048
 """Traces that are sorted by length together, so that little is padded."""
