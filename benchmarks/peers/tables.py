@@ -166,8 +166,8 @@ def growth(runs: Runs) -> None:
     lines = []
     for name in names_of(runs, "growth-length"):
         rates = [row["tokens"] / row["train"]["cpu"] for row in runs.of("growth-length", name)]
-        lines.append([name, spread(rates, 0), f"{runs.peak('growth-length', name):.0f}"])
-    head = ["length", "response tokens / CPU-s", "peak MiB up to here"]
+        lines.append([name, spread(rates, 0)])
+    head = ["length", "response tokens / CPU-s"]
     print_table("Length of responses, 8,192 response tokens a step", head, lines)
 
     lines = []
