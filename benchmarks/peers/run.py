@@ -123,7 +123,7 @@ def run_parts(bench: Bench, parts: list[str], shapes: list[Shape]) -> None:
         compare_rollouts(bench, [shape for shape in shapes if shape.name != "B-short"])
     if "S" in parts:
         for shape in shapes:
-            compare_steps(bench, shape, best.get(shape.name) or best.get("D-short") or 32)
+            compare_steps(bench, shape, best.get(shape.name) or best.get("D-short") or MICROBATCHES[0])
     if "growth" in parts:
         measure_growth(bench)
 
