@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from veritune.decode import FAMILY
+from veritune.decode import is_of_family
 
 
 class RMSNorm(torch.autograd.Function):
@@ -69,7 +69,7 @@ def lean_layers(model: Any) -> Iterator[None]:
     An MLP stays too where its matrices are not plain ones, as with adapters on them.
     """
     changed = []
-    if model.config.model_type in FAMILY and model.config.hidden_act == "silu":
+    if is_of_family(model.config):
         for module in model.modules():
             if (forward := _lean_forward(module)) is not None:
                 module.forward = forward

@@ -14,7 +14,7 @@ from torch import Tensor
 from veritune.errors import ConfigError, TrainingError
 from veritune.head import TokenLoss, score_and_differentiate, score_tokens
 from veritune.lean_layers import lean_layers
-from veritune.packing import PackedRows, pack_rows
+from veritune.packing import PackedRows, pack_rows, siblings_of
 from veritune.policies import Policy, attends_to_all, packed_hidden_states
 from veritune.primitives import selected_log_probs
 
@@ -41,12 +41,9 @@ def cut_microbatches(
 
     A prompt counts once in each microbatch that holds some of its responses; a row longer than the budget stands alone.
     """
-    siblings: dict[tuple[int, ...], list[int]] = {}
-    for row in rows:
-        siblings.setdefault(tuple(prompts_ids[row]), []).append(row)
     groups: list[list[int]] = []
     room = 0
-    for prompt, members in siblings.items():
+    for prompt, members in siblings_of(rows, prompts_ids).items():
         joined = False  # whether the present microbatch holds the prompt
         for row in members:
             inputs = max(len(responses_ids[row]) - 1, 0)

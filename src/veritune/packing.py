@@ -69,6 +69,14 @@ class PackedRows:
     labels: Tensor  # (R,), the response tokens, row by row
 
 
+def siblings_of(rows: Sequence[int], prompts_ids: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
+    """The rows of each prompt, in their order; prompts in the order of their first row."""
+    siblings: dict[tuple[int, ...], list[int]] = {}
+    for row in rows:
+        siblings.setdefault(tuple(prompts_ids[row]), []).append(row)
+    return siblings
+
+
 def pack_rows(
     prompts_ids: Sequence[Sequence[int]], responses_ids: Sequence[Sequence[int]], device: torch.device
 ) -> PackedRows:

@@ -94,6 +94,11 @@ def attends_to_all(config: Any) -> bool:
     return window is None or window >= getattr(config, "max_position_embeddings", math.inf)
 
 
+def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that an update changes, by name; one that is tied stands once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 def checkpoint_activations(model: Any) -> None:
     """Have each layer of `model` keep its input alone while training, and compute the rest again going backwards."""
     with warnings.catch_warnings():  # the new name is younger than the oldest release that may be installed

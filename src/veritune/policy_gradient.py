@@ -131,9 +131,8 @@ def add_policy_gradient(
 
     Returns their loss, how many tokens were clipped, and the sum of the engine's mismatch over the tokens.
     """
-    device = next(policy.model.parameters()).device
     sums = (0.0, 0.0, 0.0)
-    for microbatch in rollout_microbatches(config, rollouts, range(len(rollouts)), device):
+    for microbatch in rollout_microbatches(config, policy, rollouts):
         weights = sequence_loss_weights(
             microbatch.response_mask,
             config.length_normalization,
@@ -259,22 +258,19 @@ def old_policy_log_probs(config: PolicyGradientConfig, policy: Policy, rollouts:
 
 def score_rollouts(config: PolicyGradientConfig, policy: Policy, rollouts: Sequence[Rollout]) -> list[Tensor]:
     """The log-probabilities of every response under the policy's present weights: N tensors (length,)."""
-    device = next(policy.model.parameters()).device
     scored: dict[int, Tensor] = {}
-    for microbatch in rollout_microbatches(config, rollouts, range(len(rollouts)), device):
+    for microbatch in rollout_microbatches(config, policy, rollouts):
         log_probs = score_responses(policy.model, microbatch, config.temperature)
         lengths = [len(rollouts[row].completion.ids) for row in microbatch.rows]
         scored |= dict(zip(microbatch.rows, log_probs.split(lengths), strict=True))
     return [scored[row] for row in range(len(rollouts))]
 
 
-def rollout_microbatches(
-    config: PolicyGradientConfig, rollouts: Sequence[Rollout], rows: Sequence[int], device: torch.device
-) -> list[Microbatch]:
+def rollout_microbatches(config: PolicyGradientConfig, policy: Policy, rollouts: Sequence[Rollout]) -> list[Microbatch]:
     return cut_microbatches(
         [rollout.completion.prompt_ids for rollout in rollouts],
         [rollout.completion.ids for rollout in rollouts],
-        rows,
+        range(len(rollouts)),
         token_budget=config.microbatch_tokens,
-        device=device,
+        device=next(policy.model.parameters()).device,
     )

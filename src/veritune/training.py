@@ -25,7 +25,7 @@ from veritune.configs import CommonConfig
 from veritune.errors import CheckpointError, DataError, EngineError, Interrupted, TrainingError
 from veritune.evaluate import Group, evaluate, log_generations
 from veritune.microbatches import add_supervised_gradient, prove_packing
-from veritune.policies import Policy, checkpoint_activations, encode_prompts, save_policy
+from veritune.policies import Policy, checkpoint_activations, encode_prompts, save_policy, trained_parameters
 from veritune.randomness import derive_seed
 from veritune.runs import Checkpoint, RunFolder
 from veritune.types import Completion, Engine, Example, Sampling, Task
@@ -98,8 +98,9 @@ def make_optimizer(
     model: torch.nn.Module, *, learning_rate: float, betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.AdamW:
     """Fused AdamW; norms and biases are not decayed."""
-    matrices = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() <= 1]
+    trained = trained_parameters(model).values()
+    matrices = [parameter for parameter in trained if parameter.dim() > 1]
+    vectors = [parameter for parameter in trained if parameter.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
@@ -155,7 +156,7 @@ def save_checkpoint(run: RunFolder, step: int, policy: Policy, optimizer: torch.
 def restore_optimizer(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Load a checkpoint's optimiser state, bit for bit; its policy is loaded from the same folder beforehand."""
     tensors = load_file(checkpoint.folder / "optimizer.safetensors")
-    for name, parameter in _trained_parameters(policy.model):
+    for name, parameter in trained_parameters(policy.model).items():
         state = {kind: tensors.get(f"{name}/{kind}") for kind in ("step", "exp_avg", "exp_avg_sq")}
         if state["step"] is not None:  # a parameter that has had no gradient yet has no state
             optimizer.state[parameter] = {k: t.to(parameter.device) for k, t in state.items() if t is not None}
@@ -164,13 +165,9 @@ def restore_optimizer(checkpoint: Checkpoint, policy: Policy, optimizer: torch.o
 def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         f"{name}/{kind}": value.detach().cpu().contiguous()
-        for name, parameter in _trained_parameters(model)
+        for name, parameter in trained_parameters(model).items()
         for kind, value in optimizer.state.get(parameter, {}).items()
     }
-
-
-def _trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 # --- The loop ----------------------------------------------------------------------------------------------------

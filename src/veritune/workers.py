@@ -21,7 +21,8 @@ import torch.multiprocessing
 from torch import Tensor
 
 from veritune.errors import ConfigError, EngineError
-from veritune.policies import Policy
+from veritune.packing import siblings_of
+from veritune.policies import Policy, trained_parameters
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Workers:
         """The same in training mode, for a function that adds to gradients: those of `policy` gain all shares' sum."""
         results = self._run(policy, function, shares, train=True)
         for worker, _ in zip(self._others, shares[1:], strict=False):
-            for parameter, gradient in zip(trained_parameters(policy), worker.gradients, strict=True):
+            for parameter, gradient in zip(trained_parameters(policy.model).values(), worker.gradients, strict=True):
                 parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
         return results
 
@@ -129,7 +130,9 @@ def start_workers(policy: Policy, count: int) -> Workers:
     context, others = torch.multiprocessing.get_context("spawn"), []
     for _ in range(count - 1):
         here, there = context.Pipe()
-        gradients = [torch.zeros_like(parameter).share_memory_() for parameter in trained_parameters(policy)]
+        gradients = [
+            torch.zeros_like(parameter).share_memory_() for parameter in trained_parameters(policy.model).values()
+        ]
         arguments = (there, policy, gradients, torch.get_num_threads())
         process = context.Process(target=_serve, args=arguments, daemon=True)
         # Ctrl-C reaches the whole group, and the leader decides what it means: a child inherits what is blocked.
@@ -143,10 +146,6 @@ def start_workers(policy: Policy, count: int) -> Workers:
     return Workers(others)
 
 
-def trained_parameters(policy: Policy) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
-
-
 def _serve(connection: Connection, policy: Policy, gradients: list[Tensor], threads: int) -> None:
     """What a worker does: call what it is sent, until the leader is gone."""
     torch.set_num_threads(threads)
@@ -154,7 +153,7 @@ def _serve(connection: Connection, policy: Policy, gradients: list[Tensor], thre
         while True:
             function, share, train = pickle.loads(connection.recv_bytes())
             if train:
-                for parameter, gradient in zip(trained_parameters(policy), gradients, strict=True):
+                for parameter, gradient in zip(trained_parameters(policy.model).values(), gradients, strict=True):
                     parameter.grad = gradient.zero_()  # autograd adds to what is there, in place
             result, failure = None, None
             try:
@@ -180,16 +179,13 @@ def share_rows(rows: Sequence[int], prompts_ids: Sequence[Any], lengths: Sequenc
 
     `prompts_ids` and `lengths` (of the responses) are those of all rows; within a share the rows keep their order.
     """
-    siblings: dict[tuple[int, ...], list[int]] = {}
-    for place, row in enumerate(rows):
-        siblings.setdefault(tuple(prompts_ids[row]), []).append(place)
-    positions = {
-        prompt: len(prompt) + sum(lengths[rows[place]] for place in places) for prompt, places in siblings.items()
-    }
-    shares: list[list[int]] = [[] for _ in range(count)]
+    siblings = siblings_of(rows, prompts_ids)
+    positions = {prompt: len(prompt) + sum(lengths[row] for row in members) for prompt, members in siblings.items()}
+    share_of: dict[int, int] = {}
     filled = [0] * count
     for prompt in sorted(siblings, key=lambda prompt: -positions[prompt]):
         least = filled.index(min(filled))
-        shares[least] += siblings[prompt]
+        share_of |= dict.fromkeys(siblings[prompt], least)
         filled[least] += positions[prompt]
-    return [[rows[place] for place in sorted(share)] for share in shares if share]
+    shares = ([row for row in rows if share_of[row] == share] for share in range(count))
+    return [share for share in shares if share]

@@ -54,8 +54,10 @@ class NativeEngine:
             )
         self.model = model
         self.weights_version = version
-        if self.policy and len(sums := set(self.workers.everywhere(self._served(), weights_sum))) > 1:
-            raise EngineError(f"stale or wrong weights: the workers' sum to {sorted(sums)} for version {version}")
+        if self.policy and self.workers.count > 1:
+            sums = set(self.workers.everywhere(self._served(), weights_sum))
+            if len(sums) > 1:
+                raise EngineError(f"stale or wrong weights: the workers' sum to {sorted(sums)} for version {version}")
 
     def close(self) -> None:
         self.policy = self.model = None
@@ -71,7 +73,7 @@ class NativeEngine:
             for start, stop in pairwise(cuts)
             if start < stop
         ]
-        return list(chain.from_iterable(self.workers.call(self._served(), complete, shares))) if shares else []
+        return list(chain.from_iterable(self.workers.call(self._served(), complete, shares)))
 
     def _served(self) -> Policy:
         assert self.policy is not None
