@@ -5,7 +5,9 @@ import pytest
 import torch
 import transformers
 
-from veritune.decode import Cache, decode, fill_gaps, layers_of, seat
+from tracing import Tracer
+from veritune.decode import Cache, decode, fill_gaps, graph_size, layers_of, seat
+from veritune.decode_graphs import ReplayedSteps, can_be_captured
 
 SHAPE = {
     "vocab_size": 50,
@@ -58,8 +60,8 @@ def make_model(name):
 class Rollout:
     """Random rows through the cache, and what each of them consists of by now."""
 
-    def __init__(self, model, layers, seed):
-        self.model, self.layers, self.cache = model, layers, Cache()
+    def __init__(self, model, layers, seed, cache=None, decode=decode):
+        self.model, self.layers, self.cache, self.decode = model, layers, cache or Cache(), decode
         self.random = np.random.default_rng(seed)
         self.sequences = []
 
@@ -71,13 +73,16 @@ class Rollout:
         self.sequences += [list(prompts[index]) for index in rows]
 
     def step(self, places):
-        tokens = self.random.integers(50, size=len(self.sequences))
-        positions = torch.tensor([len(sequence) for sequence in self.sequences])
-        for sequence, token in zip(self.sequences, tokens.tolist(), strict=True):
+        tokens = self.random.integers(50, size=len(self.sequences)).tolist()
+        positions = [len(sequence) for sequence in self.sequences]
+        for sequence, token in zip(self.sequences, tokens, strict=True):
             sequence.append(token)
         self.cache.begin_step(places)
-        logits = decode(self.model, self.layers, self.cache, torch.from_numpy(tokens), positions)
-        for sequence, row in zip(self.sequences, logits, strict=True):
+        beyond = [0] * (self.cache.rows - len(tokens))
+        tokens, positions = torch.tensor([tokens + beyond, positions + beyond])
+        logits = self.decode(self.model, self.layers, self.cache, tokens, positions)
+        assert logits.isfinite().all()
+        for sequence, row in zip(self.sequences, logits[: len(self.sequences)], strict=True):
             expected = self.model(input_ids=torch.tensor([sequence])).logits[0, -1]
             torch.testing.assert_close(row, expected, rtol=1e-4, atol=2e-5)
 
@@ -97,7 +102,10 @@ def test_every_step_gives_the_logits_of_the_whole_sequence(name, own_forward):
     model = make_model(name)
     layers = layers_of(model)
     assert (layers is None) == (name in ("gemma", "gpt2"))
-    rollout = Rollout(model, None if own_forward else layers, seed=1)
+    take_rows_in_and_out(Rollout(model, None if own_forward else layers, seed=1))
+
+
+def take_rows_in_and_out(rollout):
     rollout.admit([9, 5, 1], [0, 0, 0, 1, 1, 2])
     for _ in range(3):
         rollout.step(places=8)
@@ -112,6 +120,31 @@ def test_every_step_gives_the_logits_of_the_whole_sequence(name, own_forward):
     rollout.release(0, 1, 2, 3)
     rollout.admit([4], [0, 0])
     rollout.step(places=2)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "mistral"])
+@torch.inference_mode()
+def test_replayed_steps_give_the_logits_of_the_whole_sequence(name):
+    model, tracer = make_model(name), Tracer()
+    take_rows_in_and_out(Rollout(model, layers_of(model), 1, Cache(seats=3), ReplayedSteps(tracer)))
+    # 26 steps in 5 allocations: three times rows come, twice all columns are full. The first step of each runs as it
+    # is, and the last allocation has no other.
+    assert (tracer.captures, tracer.replays) == (4, 21)
+
+
+def test_few_sizes_of_rows_are_captured():
+    assert [graph_size(rows) for rows in (1, 8, 9, 13, 24, 25, 33, 100, 256, 257)] == [
+        *(8, 8, 12, 16, 24, 32, 48, 128, 256, 384)
+    ]
+
+
+@torch.inference_mode()
+def test_steps_that_ask_the_host_are_not_captured():
+    assert can_be_captured(make_model("llama"))
+    assert not can_be_captured(make_model("gemma"))
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    config = transformers.Qwen2Config(**{**SHAPE, **MODELS["qwen2"][1]}, rope_parameters=rope)
+    assert not can_be_captured(transformers.AutoModelForCausalLM.from_config(config))
 
 
 @torch.inference_mode()

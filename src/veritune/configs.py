@@ -32,6 +32,8 @@ class EngineConfig:
     """What samples the completions: torch, vLLM in the process or as servers, or any endpoint (measuring only)."""
     max_rows: int = 512
     """Most completions that the native engine decodes side by side."""
+    cuda_graphs: bool = False
+    """Replay the native engine's decode steps as captured CUDA graphs. Not run on a GPU yet, hence off."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """vLLM's number type; auto is the policy's."""
     gpu_memory_utilization: float = 0.85
@@ -65,6 +67,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self, "max_rows", self.max_rows >= 1, "at least 1")
+        require(self, "cuda_graphs", not self.cuda_graphs or self.engine == "native", "off: only native has them")
         require(self, "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "in (0, 1]")
         require(self, "max_model_len", self.max_model_len is None or self.max_model_len >= 64, "at least 64")
         require(self, "tensor_parallel_size", self.tensor_parallel_size >= 1, "at least 1")

@@ -28,9 +28,16 @@ class Cache:
     At a step all rows write the same column, whenever they were admitted: a key carries its position within itself,
     so the order of columns says nothing. The mask hides what a row has not written; it is zero or an older row's, since
     0 * NaN would be NaN. All is contiguous: a product over a view with gaps takes three times as long on a CPU.
+
+    With `seats`, the most siblings that will continue a prompt, a step computes for every allocated row and prompt,
+    finished ones too, and writes where a tensor says: shapes and addresses then stay what they are from one
+    `allocation` to the next, as the steps that `decode_graphs` replays need it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seats: int = 0) -> None:
+        self.seats = seats
+        self.allocation = 0
+        """How many times tensors that a step reads have been replaced by others."""
         self.prompt_keys: list[Tensor] = []
         self.prompt_values: list[Tensor] = []
         self.keys: list[Tensor] = []
@@ -46,10 +53,24 @@ class Cache:
         self.mask = torch.empty(0)
         """(B, 1, longest prompt + columns), 0 for the past of each row and -inf for the rest."""
         self.seating: Seating | None = None
+        self.stale = False
+        """Whether rows have come or gone since mask and seating were made."""
+        self.column_index = torch.empty(0)
+        """(1,) the present column, where shapes are fixed."""
 
     @property
     def live(self) -> int:
         return len(self.slots)
+
+    @property
+    def rows(self) -> int:
+        """Rows that a step computes: the live ones first."""
+        return len(self.keys[0]) if self.seats else self.live
+
+    @property
+    def prompts(self) -> int:
+        """Prompts that a step reads: those that live rows continue first."""
+        return len(self.prompt_keys[0]) if self.seats else len(self.prompt_lengths)
 
     @property
     def width(self) -> int:
@@ -71,7 +92,7 @@ class Cache:
                 padding = (0, 0, 0, old.shape[2] - pair[new].shape[2])
                 stored[layer] = torch.cat((old, functional.pad(pair[new], padding)))
         self.prompt_lengths = np.concatenate([self.prompt_lengths, np.asarray(lengths)])
-        self.seating = None
+        self._replaced()
 
     def release(self, finished: np.ndarray) -> None:
         """Forget the rows that `finished` (B,) marks, and the prompts that no row continues any more."""
@@ -88,19 +109,37 @@ class Cache:
             new_slots = np.arange(len(idle))
             new_slots[sources] = targets
             self.slots = new_slots[self.slots]
-        self.seating = None
+        self.stale = True
 
     def begin_step(self, places: int) -> None:
         """Have a column for every live row to write, in at least `places` rows where that takes a new allocation."""
         self.column += 1
-        if self.column == self.width or self.live > len(self.keys[0]):
+        if self.seats:
+            places = graph_size(places)
+        shrinks = self.seats and self.keys and places < len(self.keys[0])
+        if self.column == self.width or self.live > len(self.keys[0]) or shrinks:
             self._grow(places)
-            self.seating = None
-        if self.seating is None:
-            self.seating = seat(self.slots, len(self.prompt_lengths), self.prompt_keys[0].device)
-            self.mask = self._mask()
+            self._replaced()
+        if self.seats:
+            self.column_index.fill_(self.column)
+        if self.stale:
+            self._seat_anew()
         else:  # the same rows as a step ago have one column more behind them
             self.mask[:, :, self.mask.shape[-1] - self.width + self.column] = 0
+
+    def _replaced(self) -> None:
+        self.allocation += 1
+        self.seating, self.stale = None, True
+
+    def _seat_anew(self) -> None:
+        seating = seat(self.slots, self.prompts, self.prompt_keys[0].device, self.seats, self.rows)
+        mask = self._mask()
+        if self.seats and self.seating is not None:
+            self.seating.copy_(seating)
+            self.mask.copy_(mask)
+        else:
+            self.seating, self.mask = seating, mask
+        self.stale = False
 
     def _grow(self, places: int) -> None:
         """Allocate anew, for the columns that some live row has written and a block more."""
@@ -116,21 +155,32 @@ class Cache:
                     new[: self.live, :, :written] = stored[layer][: self.live, :, first : self.column]
                 new[self.live :] = 0
                 stored[layer : layer + 1] = [new]
+                prompts[layer] = prompt[: len(self.prompt_lengths)]
         self.first_columns = self.first_columns - first
         self.column = written
+        if self.seats:
+            self.column_index = torch.empty(1, dtype=torch.long, device=self.keys[0].device)
 
     def _mask(self) -> Tensor:
-        prompt = np.arange(self.prompt_keys[0].shape[2]) < self.prompt_lengths[self.slots][:, None]
+        # A row that is no longer live sees the first prompt, so that its numbers, which nobody reads, stay finite.
+        idle = self.rows - self.live
+        slots = np.concatenate([self.slots, np.zeros(idle, dtype=np.int64)])
+        first_columns = np.concatenate([self.first_columns, np.full(idle, self.width)])
+        prompt = np.arange(self.prompt_keys[0].shape[2]) < self.prompt_lengths[slots][:, None]
         columns = np.arange(self.width)
-        own = (columns >= self.first_columns[:, None]) & (columns <= self.column)
+        own = (columns >= first_columns[:, None]) & (columns <= self.column)
         past = np.concatenate((prompt, own), axis=1)[:, None, :]
         mask = torch.from_numpy(np.where(past, np.float32(0), np.float32(-np.inf)))
         return mask.to(self.prompt_keys[0].device)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep the new key and value, each (B, heads, size), of every live row."""
-        self.keys[layer][: self.live, :, self.column] = key
-        self.values[layer][: self.live, :, self.column] = value
+        """Keep the new key and value, each (B, heads, size), of every row."""
+        if self.seats:
+            self.keys[layer].index_copy_(2, self.column_index, key[:, :, None])
+            self.values[layer].index_copy_(2, self.column_index, value[:, :, None])
+        else:  # on a CPU a sixth of the time
+            self.keys[layer][: self.live, :, self.column] = key
+            self.values[layer][: self.live, :, self.column] = value
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         """Softmax attention of one query a row, (B, H, D), to the row's prompt and to what it has generated.
@@ -139,7 +189,7 @@ class Cache:
         three times as long as these products for a single query on a CPU. Returns (B, H * D).
         """
         assert self.seating is not None
-        rows, slots, seating = self.live, len(self.prompt_lengths), self.seating
+        rows, slots, seating = self.rows, self.prompts, self.seating
         prompt_keys, prompt_values = (t[layer][:slots].flatten(0, 1) for t in (self.prompt_keys, self.prompt_values))
         own_keys, own_values = (t[layer][:rows].flatten(0, 1) for t in (self.keys, self.values))
         prompt_scores = seating.leave(torch.bmm(seating.enter(query, prompt_keys.shape[0]), prompt_keys.mT))
@@ -189,6 +239,12 @@ class Seating:
     seat_of_row: Tensor | None
     """(B,)"""
 
+    def copy_(self, other: Seating) -> None:
+        """Take over the places of another seating of the same shape."""
+        for mine, its in ((self.row_of_seat, other.row_of_seat), (self.seat_of_row, other.seat_of_row)):
+            assert mine is not None and its is not None
+            mine.copy_(its)
+
     def enter(self, values: Tensor, products: int) -> Tensor:
         """(B, H, N) a row to (S * K, seats * H / K, N) a prompt and head of its keys; `products` is S * K."""
         seated = values if self.row_of_seat is None else values.index_select(0, self.row_of_seat)
@@ -202,18 +258,30 @@ class Seating:
         return values if self.seat_of_row is None else values.index_select(0, self.seat_of_row)
 
 
-def seat(slots: np.ndarray, count: int, device: torch.device) -> Seating:
-    """Seat the rows by the `slots` (B,) of their prompts, of which there are `count`."""
+def seat(slots: np.ndarray, count: int, device: torch.device, seats: int = 0, rows: int = 0) -> Seating:
+    """Seat the rows by the `slots` (B,) of their prompts, of which there are `count`.
+
+    With `seats`, no fewer than the largest group has rows, and `rows`, no fewer than B, these give the shapes.
+    """
     sizes = np.bincount(slots, minlength=count)
-    order, seats = np.argsort(slots, kind="stable"), int(sizes.max())
+    order, fixed = np.argsort(slots, kind="stable"), seats > 0
+    seats = seats or int(sizes.max())
     among_siblings = np.arange(len(slots)) - np.repeat(sizes.cumsum() - sizes, sizes)
-    seat_of_row = np.empty_like(slots)
+    seat_of_row = np.zeros(max(rows, len(slots)), dtype=np.int64)
     seat_of_row[order] = slots[order] * seats + among_siblings
-    if count * seats == len(slots) and (np.diff(seat_of_row) > 0).all():
+    if not fixed and count * seats == len(slots) and (np.diff(seat_of_row) > 0).all():
         return Seating(count, seats, None, None)
     row_of_seat = np.zeros(count * seats, dtype=np.int64)
-    row_of_seat[seat_of_row] = np.arange(len(slots))
+    row_of_seat[seat_of_row[: len(slots)]] = np.arange(len(slots))
     return Seating(count, seats, torch.from_numpy(row_of_seat).to(device), torch.from_numpy(seat_of_row).to(device))
+
+
+def graph_size(rows: int) -> int:
+    """The next of 8, 12, 16, 24, 32, … rows: few sizes, so that a step is seldom captured anew."""
+    size = 8
+    while size < rows:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
+    return size
 
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")

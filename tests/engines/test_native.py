@@ -9,8 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracing import Tracer
+from veritune.configs import CommonConfig
+from veritune.engines import create_engine
 from veritune.engines.native import NativeEngine, TokenTexts, addressed_uniform, keep_nucleus, sample_tokens
-from veritune.errors import EngineError
+from veritune.errors import ConfigError, EngineError
 from veritune.policies import encode_prompts
 from veritune.types import Sampling
 
@@ -25,6 +28,29 @@ def test_completions_do_not_depend_on_how_many_rows_run_side_by_side(random_poli
     narrow = NativeEngine(policy, max_rows=max_rows).generate(prompts, sampling)
     assert [[c.ids for c in group] for group in wide] == [[c.ids for c in group] for group in narrow]
     assert len({len(c.ids) for group in wide for c in group}) > 3
+
+
+@pytest.mark.parametrize("max_rows", [4, 512])
+def test_replayed_steps_sample_the_same_completions(random_policy, max_rows):
+    prompts = encode_prompts(random_policy, [f"Use {n}, 5, 18 to make {n}.\n" * (1 + n % 3) for n in range(7)])
+    policy = dataclasses.replace(random_policy, eos_ids=frozenset(range(0, 400, 11)))
+    sampling, tracer = Sampling(max_tokens=40, n=3, seed=2), Tracer()
+    plain = NativeEngine(policy, max_rows=max_rows).generate(prompts, sampling)
+    replayed = NativeEngine(policy, max_rows=max_rows, capture=tracer).generate(prompts, sampling)
+    assert [[c.ids for c in group] for group in plain] == [[c.ids for c in group] for group in replayed]
+    assert tracer.replays > 10
+
+
+def test_graphs_are_refused_where_a_step_cannot_be_captured(random_policy):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(random_policy.tokenizer), n_embd=8, n_layer=1, n_head=1))
+    with pytest.raises(EngineError, match="cuda_graphs"):
+        NativeEngine(dataclasses.replace(random_policy, model=model), capture=Tracer())
+    with pytest.raises(ConfigError, match="cuda_graphs is True; it must be off: the policy is on cpu"):
+        create_engine(CommonConfig(cuda_graphs=True), random_policy)
+    with pytest.raises(ConfigError, match="cuda_graphs is True; it must be off: only native"):
+        CommonConfig(cuda_graphs=True, engine="vllm")
 
 
 def test_a_prompt_that_fills_the_context_is_refused_and_a_response_ends_with_it(random_policy):

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from veritune.configs import CommonConfig
+from veritune.configs import CommonConfig, require
 from veritune.errors import ConfigError
 from veritune.workers import ALONE, Workers
 
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 def create_engine(config: CommonConfig, policy: Policy, workers: Workers = ALONE) -> Engine:
     """The engine that `config.engine` names, serving `policy`; the native one in all the `workers`."""
     if config.engine == "native":
+        from veritune.decode_graphs import capture_cuda_graph
         from veritune.engines.native import NativeEngine
 
-        return NativeEngine(policy, max_rows=config.max_rows, workers=workers)
+        device = next(policy.model.parameters()).device.type
+        require(config, "cuda_graphs", not config.cuda_graphs or device == "cuda", f"off: the policy is on {device}")
+        capture = capture_cuda_graph if config.cuda_graphs else None
+        return NativeEngine(policy, max_rows=config.max_rows, workers=workers, capture=capture)
     if config.engine == "vllm":
         require_vllm("engine", config.engine)
         from veritune.engines.vllm import VLLMEngine

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from veritune.decode import Cache, decode, fill_gaps, layers_of
+from veritune.decode_graphs import Capture, ReplayedSteps, can_be_captured
 from veritune.errors import ConfigError, EngineError
 from veritune.policies import Policy, attends_to_all
 from veritune.randomness import derive_seed
@@ -29,19 +30,25 @@ from veritune.workers import ALONE, Workers
 class NativeEngine:
     """Serves `policy.model` in place. `max_rows` bounds the completions that a process decodes side by side.
 
-    `workers` hold the same policy; what is sampled does not depend on how many they are, but for rounding.
+    `workers` hold the same policy; what is sampled does not depend on how many they are, but for rounding. With
+    `capture` (`decode_graphs.capture_cuda_graph`), decode steps are captured and replayed.
     """
 
-    def __init__(self, policy: Policy, *, max_rows: int = 512, workers: Workers = ALONE) -> None:
+    def __init__(
+        self, policy: Policy, *, max_rows: int = 512, workers: Workers = ALONE, capture: Capture | None = None
+    ) -> None:
         if max_rows < 1:
             raise ConfigError(f"max_rows is {max_rows}; it must be at least 1")
         if not attends_to_all(policy.model.config):
             raise EngineError("the native engine serves full attention only; this model's is not, in some layer")
         if getattr(policy.model.config, "alibi", False) or policy.model.config.model_type in ("bloom", "mpt"):
             raise EngineError("the native engine cannot serve ALiBi, which takes positions from the order of the cache")
+        if capture and not can_be_captured(policy.model):
+            raise EngineError("cuda_graphs is on, but decode steps of this model cannot be captured; turn it off")
         self.policy: Policy | None = policy
         self.model = policy.model
         self.max_rows = max_rows
+        self.capture = capture
         self.workers = workers
         self.weights_version = 0
 
@@ -69,7 +76,7 @@ class NativeEngine:
         require_lengths(prompts_ids, self.policy.context_length)
         cuts = [len(prompts_ids) * share // self.workers.count for share in range(self.workers.count + 1)]
         shares = [
-            (prompts_ids[start:stop], sampling, start * sampling.n, self.max_rows, self.weights_version)
+            (prompts_ids[start:stop], sampling, start * sampling.n, self.max_rows, self.capture, self.weights_version)
             for start, stop in pairwise(cuts)
             if start < stop
         ]
@@ -92,13 +99,14 @@ def complete(
     sampling: Sampling,
     first_row: int,
     max_rows: int,
+    capture: Capture | None,
     weights_version: int,
 ) -> list[list[Completion]]:
     """`sampling.n` completions for each prompt, of which the first is row `first_row` of all that are sampled."""
     was_training = policy.model.training
     policy.model.eval()
     try:
-        decoder = _Decoder(policy, prompts_ids, sampling, first_row, max_rows)
+        decoder = _Decoder(policy, prompts_ids, sampling, first_row, max_rows, capture)
         while decoder.live or decoder.waiting:
             decoder.admit()
             decoder.step()
@@ -151,7 +159,13 @@ class _Decoder:
     """One call of `complete`: the rows in flight, what they have produced, and who waits for a place."""
 
     def __init__(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, first_row: int, max_rows: int
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        first_row: int,
+        max_rows: int,
+        capture: Capture | None,
     ) -> None:
         self.model, self.prompts, self.sampling, self.first_row = policy.model, prompts, sampling, first_row
         self.texts = texts_of(policy.tokenizer, policy.model.config.vocab_size)
@@ -169,8 +183,9 @@ class _Decoder:
         self.waiting = [index * sampling.n + sibling for index in reversed(order) for sibling in range(sampling.n)]
         self.rows = np.zeros(0, dtype=np.int64)
         self.positions = np.zeros(0, dtype=np.int64)
-        self.cache = Cache()
         self.layers = layers_of(policy.model)
+        self.cache = Cache(seats=sampling.n if capture else 0)
+        self.decode = ReplayedSteps(capture) if capture else decode
         self.eos_ids = np.array(sorted(policy.eos_ids))
 
     @property
@@ -209,11 +224,13 @@ class _Decoder:
             return
         # Places that nobody waits for are given up whenever the cache is allocated anew.
         self.cache.begin_step(self.places if self.waiting else self.live)
-        tokens = torch.from_numpy(self.ids[self.rows, self.generated[self.rows] - 1]).to(self.device)
-        positions = torch.from_numpy(self.positions).to(self.device)
-        logits = decode(self.model, self.layers, self.cache, tokens, positions)
+        newest = np.zeros((2, self.cache.rows), dtype=np.int64)  # with fixed shapes, rows beyond the live ones too
+        newest[0, : self.live] = self.ids[self.rows, self.generated[self.rows] - 1]
+        newest[1, : self.live] = self.positions
+        tokens, positions = torch.from_numpy(newest).to(self.device)
+        logits = self.decode(self.model, self.layers, self.cache, tokens, positions)
         self.positions += 1
-        self._sample(logits, first=0)
+        self._sample(logits[: self.live], first=0)
 
     def _sample(self, logits: Tensor, first: int) -> None:
         """Draw one token for the live rows from `first` on, then give the places of finished rows away."""
