@@ -3,11 +3,14 @@
 import dataclasses
 
 import pytest
+import torch
 from vowels import assert_resumed_is_uninterrupted, assert_same_weights, follow, fresh, weights
 from vowels import supervised_steps_by_hand as by_hand
 
+from veritune.errors import ConfigError
+from veritune.policies import save_policy
 from veritune.recipes import expert_iteration
-from veritune.recipes.expert_iteration import ExpertIterationConfig, right_responses
+from veritune.recipes.expert_iteration import ExpertIterationConfig, learning_rates, right_responses
 from veritune.runs import RunFolder
 from veritune.types import Completion, Example, Score
 
@@ -73,17 +76,52 @@ def test_two_rounds_are_those_of_a_plain_loop(random_policy, tmp_path):
     assert {each["weights_version"] for each in rounds[1]} == {1}
 
 
-def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(random_policy, tmp_path):
+def test_learning_rates_follow_the_rounds_or_the_updates_of_each():
+    config = ExpertIterationConfig(steps=4, learning_rate=0.8, schedule="linear")
+    assert learning_rates(config, 2, 3) == pytest.approx([0.6, 0.6, 0.6])
+    config = dataclasses.replace(config, starting_point="first", warmup_steps=1)
+    assert learning_rates(config, 2, 5) == pytest.approx([0.8, 0.8, 0.6, 0.4, 0.2])
+    with pytest.raises(ConfigError, match="warmup_steps"):
+        ExpertIterationConfig(steps=4, warmup_steps=5)
+
+
+def test_every_round_can_start_from_the_first_policy(random_policy, tmp_path):
+    save_policy(random_policy, tmp_path / "first")
+    config = dataclasses.replace(
+        SMALL, starting_point="first", policy=str(tmp_path / "first"), schedule="cosine", warmup_steps=0
+    )
+    run = RunFolder.create(tmp_path / "run", "", {})
+    follow(expert_iteration, config, fresh(random_policy), run)
+    first, second = (kept_by_hand(run.read_rows("rollouts", step)) for step in (1, 2))
+    after_one, _ = by_hand(random_policy, [first], config.learning_rate)
+    after_two, _ = by_hand(random_policy, [second], config.learning_rate)
+    # One update holds all of a round, and is the first of its schedule.
+    assert [row["learning_rate"] for row in run.metrics()[1:]] == [config.learning_rate] * 2
+    assert_same_weights(weights(run.path, 1), after_one, random_policy.model)
+    assert_same_weights(weights(run.path, 2), after_two, random_policy.model)
+    sampled = run.read_rows("rollouts", 2)[0]
+    ids = torch.tensor([[*sampled["prompt_ids"], *sampled["response_ids"]]])
+    log_probs = after_one(ids).logits[0].log_softmax(-1)[len(sampled["prompt_ids"]) - 1 : -1]
+    expected = log_probs.gather(1, torch.tensor(sampled["response_ids"])[:, None])[:, 0].tolist()
+    assert sampled["logprobs"] == pytest.approx(expected, abs=1e-3)  # the second round is sampled from the last policy
+
+
+@pytest.mark.parametrize("starting_point", ["last", "first"])
+def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(random_policy, tmp_path, starting_point):
+    save_policy(random_policy, tmp_path / "first")
     config = dataclasses.replace(SMALL, steps=3, batch_size=3, epochs_per_step=2, deduplicate=False)
+    config = dataclasses.replace(config, starting_point=starting_point, policy=str(tmp_path / "first"))
     assert_resumed_is_uninterrupted(
         expert_iteration, config, random_policy, tmp_path, kill_at=2, resume_from=1, steps=3
     )
 
 
-def test_a_round_without_a_right_answer_changes_nothing(random_policy, tmp_path, monkeypatch):
+@pytest.mark.parametrize("starting_point", ["last", "first"])
+def test_a_round_without_a_right_answer_changes_nothing(random_policy, tmp_path, monkeypatch, starting_point):
     monkeypatch.setattr("vowels.VowelTask.reward", lambda self, text, truth: Score(0.0, 1.0, 0.0))
     run = RunFolder.create(tmp_path / "run", "", {})
-    follow(expert_iteration, dataclasses.replace(SMALL, steps=1), fresh(random_policy), run)
+    config = dataclasses.replace(SMALL, steps=1, starting_point=starting_point)
+    follow(expert_iteration, config, fresh(random_policy), run)
     row = run.metrics()[-1]
     assert (row["responses_kept"], row["updates"], row["train_tokens"]) == (0, 0, 0)
     saved, initial = weights(run.path, 1), dict(random_policy.model.named_parameters())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from veritune.configs import TrainingConfig, require
 from veritune.evaluate import Group, log_generations
+from veritune.policies import load_policy, trained_parameters
 from veritune.randomness import derive_seed
 from veritune.training import (
     Row,
@@ -39,6 +42,8 @@ class ExpertIterationConfig(TrainingConfig):
     """Responses sampled for each prompt (G)."""
     epochs_per_step: int = 1
     """Passes of fine-tuning over the responses that were right."""
+    starting_point: Literal["last", "first"] = "last"
+    """Which policy a round fine-tunes: the last round's, or (ReST-EM) the first, by a schedule over its updates."""
     batch_size: int = 64
     """Responses of one optimiser step."""
     learning_rate: float = 1e-3
@@ -55,7 +60,8 @@ class ExpertIterationConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "temperature", self.temperature > 0, "positive: greedy siblings are all the same")
-        require(self, "warmup_steps", self.warmup_steps <= self.steps, f"at most steps ({self.steps})")
+        rounds = self.starting_point == "last"
+        require(self, "warmup_steps", self.warmup_steps <= self.steps or not rounds, f"at most steps ({self.steps})")
         for name in ("steps", "questions_per_step", "group_size", "epochs_per_step", "batch_size"):
             require(self, name, getattr(self, name) >= 1, "at least 1")
 
@@ -84,15 +90,15 @@ def expert_iteration_step(
     clock.lap("rollout")
 
     kept = right_responses(groups, deduplicate=config.deduplicate)
-    learning_rate = scheduled_learning_rate(
-        config.learning_rate, step, config.steps, config.warmup_steps, config.schedule
-    )
+    if config.starting_point == "first" and kept:
+        start_over(session, optimizer)
+    rates = iter(learning_rates(config, step, config.epochs_per_step * math.ceil(len(kept) / config.batch_size)))
     updates: list[Row] = []
     for epoch in range(config.epochs_per_step):
         random.Random(derive_seed(config.seed, step, f"epoch {epoch}")).shuffle(kept)
         for start in range(0, len(kept), config.batch_size):
             pairs = [(completion.prompt_ids, completion.ids) for completion in kept[start : start + config.batch_size]]
-            updates.append(supervised_update(session, step, optimizer, pairs, learning_rate))
+            updates.append(supervised_update(session, step, optimizer, pairs, next(rates)))
     seconds = clock.lap("train")
     sampled = sum(len(completion.ids) for _, completions, _ in groups for completion in completions)
     trained = sum(update["train_tokens"] for update in updates)
@@ -101,13 +107,37 @@ def expert_iteration_step(
         "responses": sum(len(completions) for _, completions, _ in groups),
         "responses_kept": len(kept),
         "updates": len(updates),
-        **{name: sum(update[name] for update in updates) / max(len(updates), 1) for name in ("loss", "grad_norm")},
-        "learning_rate": learning_rate,
+        **{
+            name: sum(update[name] for update in updates) / max(len(updates), 1)
+            for name in ("loss", "grad_norm", "learning_rate")
+        },
         "train_tokens": trained,
         "rollout_tokens_per_second": sampled / seconds["rollout"],
         "train_tokens_per_second": trained / seconds["train"],
         **{f"seconds_{stage}": value for stage, value in seconds.items()},
     }
+
+
+def learning_rates(config: ExpertIterationConfig, step: int, updates: int) -> list[float]:
+    """Of each update of a round: the round's place in the schedule, or the update's where every round starts over."""
+    places, last = [step] * updates, config.steps
+    if config.starting_point == "first":
+        places, last = list(range(1, updates + 1)), updates
+    peak, warmup, schedule = config.learning_rate, config.warmup_steps, config.schedule
+    return [scheduled_learning_rate(peak, place, last, warmup, schedule) for place in places]
+
+
+def start_over(session: Session, optimizer: torch.optim.Optimizer) -> None:
+    """Give the policy the weights that the run began with, and the optimiser no past.
+
+    So no round drifts further than one fine-tuning from them (ReST-EM, Singh et al. 2023, arXiv 2312.06585).
+    """
+    first = load_policy(session.config.policy, device=session.device, dtype=session.dtype)
+    weights = trained_parameters(first.model)
+    with torch.no_grad():
+        for name, parameter in trained_parameters(session.policy.model).items():
+            parameter.copy_(weights[name])
+    optimizer.state.clear()
 
 
 def right_responses(groups: Sequence[Group], *, deduplicate: bool) -> list[Completion]:
