@@ -265,7 +265,7 @@ def tree(folder):
     return {str(path): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
 
 
-def wait_for(condition, seconds=240):
+def wait_for(condition, seconds=600):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

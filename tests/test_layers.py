@@ -21,7 +21,7 @@ LAYERS = {
         *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
         *("canary", "http_json", "processes", "vllm_wire", "budget", "decode"),
     ],
-    3: ["tasks", "workers", "lean_layers", "trackers"],
+    3: ["tasks", "workers", "lean_layers", "trackers", "decode_graphs"],
     4: ["engines", "microbatches", "countdown", "evaluate"],
     5: ["training", "policy_gradient", "discovery", "report"],
     6: ["recipes"],

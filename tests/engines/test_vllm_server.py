@@ -133,7 +133,7 @@ def test_a_server_that_restarts_between_two_requests_is_found_out_by_its_label(t
 
 
 def test_a_stalled_server_loses_its_prompts_to_the_other(two, make, moved, prompts_ids):
-    engine = make(two)
+    engine = make(two, concurrency=5)  # of ten prompts, so that one server cannot take them all
     load_proven_weights(engine, moved, 1)
     two[1].before_generate = lambda server: server.silent.set()
     # The other waits until the first has a prompt to lose: else it may answer them all before.
