@@ -11,6 +11,7 @@ from veritune.canary import load_proven_weights
 from veritune.engines import vllm_server
 from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine, save_for_servers, server_command
 from veritune.errors import EngineError
+from veritune.http_json import EndpointError
 from veritune.microbatches import cut_microbatches, score_responses
 from veritune.policies import encode_prompts, load_policy
 from veritune.types import Sampling
@@ -20,7 +21,7 @@ SAMPLING = Sampling(max_tokens=12, n=3, seed=4)
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr(vllm_server, "HEALTH_SECONDS", 0.5)
+    monkeypatch.setattr(vllm_server, "HEALTH_SECONDS", 1.0)
     monkeypatch.setattr(vllm_server, "PAUSE_SECONDS", 0.05)
 
 
@@ -142,9 +143,17 @@ def test_a_stalled_server_loses_its_prompts_to_the_other(two, make, moved, promp
     require_sampled_from(moved, engine.generate(prompts_ids, SAMPLING), prompts_ids)
     assert time.monotonic() - began < 50, "the stalled server was waited for"
     assert [server.ready for server in engine.servers] == [True, False]
-    two[1].silent.clear()
     two[0].before_generate = two[1].before_generate = lambda server: None
+    two[1].silent.clear()
     engine.load_weights(moved, 2)
+    assert [server.ready for server in engine.servers] == [True, True]
+
+
+def test_a_server_that_nobody_waits_for_any_more_is_left_as_it_is(two, make, moved):
+    engine = make(two)
+    load_proven_weights(engine, moved, 1)
+    with pytest.raises(EndpointError, match="came back too late"):  # as a thread of the last batch would try
+        engine._take_in(engine.servers[0], lambda: False)
     assert [server.ready for server in engine.servers] == [True, True]
 
 

@@ -177,13 +177,16 @@ class VLLMServerEngine:
 
         Stops where it is not `wanted` any more: the trainer's model may be changing by then.
         """
-        if not server.loading.acquire(timeout=HEALTH_SECONDS):
+        # Whoever holds it may be waiting for a health check, for a batch that is over by now.
+        if not server.loading.acquire(timeout=2 * HEALTH_SECONDS):
             raise EndpointError(f"{server.url} is still busy with an earlier load")
-        server.ready = False
         try:
+            require_wanted(server, wanted)  # the load that was waited for may have taken it in already
+            server.ready = False
             if server.process is not None and not server.process.is_running():
                 server.process.start()  # it will be healthy, and be taken in, later
             get_json(f"{server.url}/health", seconds=HEALTH_SECONDS)
+            require_wanted(server, wanted)
             self._give_weights(server, wanted)
             prompt = canary_prompt(self.policy.model.config.vocab_size)
             completions = self._complete(server, prompt, SAMPLING, 0)
