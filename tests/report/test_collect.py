@@ -103,6 +103,11 @@ def test_labels_that_grow_too_long_name_the_fewest_keys() -> None:
     assert make_labels(differences) == ["a 1, b 1", "a 1, b 2", "a 2, b 2"]
     assert make_labels(differences[:2]) == ["b 1", "b 2"]
     assert make_labels([{}]) == [""]
+    assert make_labels([{"recipe": "sft", "b": "1"}, {"recipe": "grpo", "b": "2"}]) == ["sft", "grpo"]
+    assert make_labels([{"recipe": "sft", "b": "1"}, {"recipe": "sft", "b": "2"}]) == [
+        "recipe sft, b 1",
+        "recipe sft, b 2",
+    ]
 
 
 def test_labels_that_grow_too_long_become_numbers(make_run: Make) -> None:

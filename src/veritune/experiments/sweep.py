@@ -32,7 +32,10 @@ COLLAPSED_STEPS = 10
 """… in this many training steps on end …"""
 COLLAPSED_VALIDATIONS = 2
 """… or in this many validations on end."""
-NOT_COMPARED = ("run", "threads", "tensorboard", "wandb", "microbatch_tokens", "max_rows")
+NOT_COMPARED = (
+    *("run", "threads", "processes", "tensorboard", "wandb"),
+    *("microbatch_tokens", "max_rows", "cuda_graphs"),
+)
 """Settings that do not change what a cell measures."""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1

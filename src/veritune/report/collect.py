@@ -375,8 +375,12 @@ def shown_value(config: Mapping[str, Any], key: str) -> str:
 
 
 def make_labels(differences: Sequence[Mapping[str, str]]) -> list[str]:
-    """All that differs; if that is too long, the fewest keys that tell the settings apart; else a number."""
+    """The recipe, if no two share one; else all that differs, or, where that is too long, the fewest keys that tell
+    the settings apart; else a number."""
     keys = list(differences[0]) if differences else []
+    recipes = [difference.get("recipe", "") for difference in differences]
+    if len(differences) > 1 and len(set(recipes)) == len(recipes):
+        return recipes
     fewer = (chosen for size in (1, 2, 3) for chosen in itertools.combinations(keys, size))
     for chosen in (keys, *fewer):
         labels = [", ".join(f"{key} {difference[key]}" for key in chosen) for difference in differences]
