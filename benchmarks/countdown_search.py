@@ -30,17 +30,18 @@ def main() -> None:
     task, policy = load_task(config), load_policy(config.policy)
     problems = [example.ground_truth for example in task.examples("validation")[: config.validation_examples]]
     print(f"solved of {len(problems)} problems, searched {DRAWS} times each: every line drawn anew, or none twice")
+    lengths = []
+    for repeats in (True, False):
+        generator = random.Random(0)
+        found = (
+            search(problem["numbers"], problem["target"], generator, repeats)
+            for problem in problems
+            for _ in range(DRAWS)
+        )
+        lengths.append([len(policy.encode(response)) for response in found])
     for limit in (320, 400, 480):
-        shares = []
-        for repeats in (True, False):
-            generator = random.Random(0)
-            lengths = [
-                len(policy.encode(search(problem["numbers"], problem["target"], generator, repeats)))
-                for problem in problems
-                for _ in range(DRAWS)
-            ]
-            shares.append(sum(length <= limit for length in lengths) / len(lengths))
-        print(f"  within {limit} tokens: {shares[0]:.1%}, {shares[1]:.1%}")
+        anew, never_twice = (sum(length <= limit for length in each) / len(each) for each in lengths)
+        print(f"  within {limit} tokens: {anew:.1%}, {never_twice:.1%}")
     for run in map(Path, sys.argv[1:]):
         folder = RunFolder.open(run)
         rows = folder.read_rows("validation", max(folder.steps("validation")))
