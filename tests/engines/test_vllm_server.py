@@ -21,7 +21,7 @@ SAMPLING = Sampling(max_tokens=12, n=3, seed=4)
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr(vllm_server, "HEALTH_SECONDS", 1.0)
+    monkeypatch.setattr(vllm_server, "HEALTH_SECONDS", 0.5)
     monkeypatch.setattr(vllm_server, "PAUSE_SECONDS", 0.05)
 
 
