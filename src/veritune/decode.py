@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from veritune import cpu_kernels
+
 STEP = 8
 """The cache grows by multiples of so many columns."""
 
@@ -31,11 +33,12 @@ class Cache:
 
     With `seats`, the most siblings that will continue a prompt, a step computes for every allocated row and prompt,
     finished ones too, and writes where a tensor says: shapes and addresses then stay what they are from one
-    `allocation` to the next, as the steps that `decode_graphs` replays need it.
+    `allocation` to the next, as the steps that `decode_graphs` replays need it. With `compiled`, a step is computed
+    by `cpu_kernels`, which need neither mask nor seating.
     """
 
-    def __init__(self, seats: int = 0) -> None:
-        self.seats = seats
+    def __init__(self, seats: int = 0, compiled: bool = False) -> None:
+        self.seats, self.compiled = seats, compiled
         self.allocation = 0
         """How many times tensors that a step reads have been replaced by others."""
         self.prompt_keys: list[Tensor] = []
@@ -53,8 +56,10 @@ class Cache:
         self.mask = torch.empty(0)
         """(B, 1, longest prompt + columns), 0 for the past of each row and -inf for the rest."""
         self.seating: Seating | None = None
+        self.order = np.zeros(0, dtype=np.int64)
+        """(B,) live rows, siblings one after another, which `cpu_kernels` visit in this order."""
         self.stale = False
-        """Whether rows have come or gone since mask and seating were made."""
+        """Whether rows have come or gone since mask and seating, or the order, were made."""
         self.column_index = torch.empty(0)
         """(1,) the present column, where shapes are fixed."""
 
@@ -122,7 +127,10 @@ class Cache:
             self._replaced()
         if self.seats:
             self.column_index.fill_(self.column)
-        if self.stale:
+        if self.compiled:
+            if self.stale:
+                self.order, self.stale = np.argsort(self.slots, kind="stable"), False
+        elif self.stale:
             self._seat_anew()
         else:  # the same rows as a step ago have one column more behind them
             self.mask[:, :, self.mask.shape[-1] - self.width + self.column] = 0
@@ -150,10 +158,10 @@ class Cache:
         for stored, prompts in ((self.keys, self.prompt_keys), (self.values, self.prompt_values)):
             for layer, prompt in enumerate(prompts):
                 new = prompt.new_empty(places, prompt.shape[1], width, prompt.shape[3])
-                new[:, :, written:] = 0
                 if written:
                     new[: self.live, :, :written] = stored[layer][: self.live, :, first : self.column]
-                new[self.live :] = 0
+                if not self.compiled:  # whose rows read nothing but what they have written
+                    new[:, :, written:], new[self.live :] = 0, 0
                 stored[layer : layer + 1] = [new]
                 prompts[layer] = prompt[: len(self.prompt_lengths)]
         self.first_columns = self.first_columns - first
@@ -182,11 +190,29 @@ class Cache:
             self.keys[layer][: self.live, :, self.column] = key
             self.values[layer][: self.live, :, self.column] = value
 
-    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        """Softmax attention of one query a row, (B, H, D), to the row's prompt and to what it has generated.
+    def attend(self, layer: int, query_and_key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Keep the newest keys and values; softmax attention of each row's query to its prompt and its own past.
+
+        `query_and_key` (B, H + K, D) without their rotary positions, `value` (B, K, D), and `rotary` the cosine and the
+        sine (B, 1, D), the latter negative in its first half. Returns (B, H * D).
+        """
+        if self.compiled:
+            stored = [tensors[layer] for tensors in (self.prompt_keys, self.prompt_values, self.keys, self.values)]
+            places = (self.order, self.slots, self.prompt_lengths, self.first_columns)
+            return cpu_kernels.attend(query_and_key, value, rotary, stored, *places, self.column)
+        # Su et al. 2021, https://arxiv.org/abs/2104.09864: halves change places, and the first its sign.
+        cosine, sine = rotary
+        size = value.shape[2]
+        rotated = torch.addcmul(query_and_key * cosine, query_and_key.roll(size // 2, dims=-1), sine)
+        query, key = rotated.split((rotated.shape[1] - value.shape[1], value.shape[1]), dim=1)
+        self.write(layer, key, value)
+        return self._mix(layer, query, size**-0.5)
+
+    def _mix(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """Attention of one query a row, (B, H, D), to what is kept: (B, H * D).
 
         The siblings of a group ask their prompt side by side, in one product. torch's fused attention takes two to
-        three times as long as these products for a single query on a CPU. Returns (B, H * D).
+        three times as long as these products for a single query on a CPU.
         """
         assert self.seating is not None
         rows, slots, seating = self.rows, self.prompts, self.seating
@@ -366,20 +392,25 @@ def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Ten
     hidden = functional.embedding(tokens, inner.embed_tokens.weight)  # (B, E)
     cosine, sine = inner.rotary_emb(hidden, positions[:, None])  # (B, 1, D) each
     half = sine.shape[-1] // 2
-    # Rotary positions, Su et al. 2021, https://arxiv.org/abs/2104.09864: halves change places, and the first its sign.
-    sine = torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)
+    rotary = cosine, torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)
+    rms_norm, swiglu = (cpu_kernels.rms_norm, cpu_kernels.swiglu) if cache.compiled else (_rms_norm, _swiglu)
     for index, layer in enumerate(layers):
-        states = functional.rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, epsilon)
+        states = rms_norm(hidden, layer.attention_norm, epsilon)
         bias = layer.inwards_bias
         vectors = states @ layer.inwards if bias is None else bias.addmm(states, layer.inwards)
         vectors, value = vectors.view(rows, -1, 2 * half).split((sum(layer.heads), layer.heads[1]), dim=1)
         if layer.head_norms is not None:
             vectors = functional.rms_norm(vectors, vectors.shape[-1:], None, epsilon) * layer.head_norms
-        vectors = torch.addcmul(vectors * cosine, vectors.roll(half, dims=-1), sine)
-        query, key = vectors.split(layer.heads, dim=1)
-        cache.write(index, key, value)
-        hidden = hidden.addmm(cache.attend(index, query, (2 * half) ** -0.5), layer.outwards)
-        states = functional.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, epsilon)
-        gate, up = (states @ layer.gate_and_up).chunk(2, dim=-1)
-        hidden = hidden.addmm(functional.silu(gate).mul_(up), layer.down)
+        hidden = hidden.addmm(cache.attend(index, vectors, value, rotary), layer.outwards)
+        states = rms_norm(hidden, layer.mlp_norm, epsilon)
+        hidden = hidden.addmm(swiglu(states @ layer.gate_and_up), layer.down)
     return model.get_output_embeddings()(inner.norm(hidden))
+
+
+def _rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return functional.rms_norm(hidden, hidden.shape[-1:], weight, epsilon)
+
+
+def _swiglu(gate_and_up: Tensor) -> Tensor:
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracing import Tracer
+from veritune import cpu_kernels
 from veritune.configs import CommonConfig
 from veritune.engines import create_engine
 from veritune.engines.native import NativeEngine, TokenTexts, addressed_uniform, keep_nucleus, sample_tokens
@@ -28,6 +30,17 @@ def test_completions_do_not_depend_on_how_many_rows_run_side_by_side(random_poli
     narrow = NativeEngine(policy, max_rows=max_rows).generate(prompts, sampling)
     assert [[c.ids for c in group] for group in wide] == [[c.ids for c in group] for group in narrow]
     assert len({len(c.ids) for group in wide for c in group}) > 3
+
+
+def test_without_compiled_kernels_the_same_completions_are_sampled(random_policy, monkeypatch):
+    prompts = encode_prompts(random_policy, [f"Use {n}, 5, 18 to make {n}.\n" * (1 + n % 3) for n in range(5)])
+    sampling = Sampling(max_tokens=25, n=3, seed=2)
+    compiled = NativeEngine(random_policy).generate(prompts, sampling)
+    monkeypatch.setattr(cpu_kernels, "library", lambda: None)
+    plain = NativeEngine(random_policy).generate(prompts, sampling)
+    assert [[c.ids for c in group] for group in compiled] == [[c.ids for c in group] for group in plain]
+    for one, other in zip(chain.from_iterable(compiled), chain.from_iterable(plain), strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("max_rows", [4, 512])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from veritune import cpu_kernels
 from veritune.decode import Cache, decode, fill_gaps, layers_of
 from veritune.decode_graphs import Capture, ReplayedSteps, can_be_captured
 from veritune.errors import ConfigError, EngineError
@@ -184,7 +185,8 @@ class _Decoder:
         self.rows = np.zeros(0, dtype=np.int64)
         self.positions = np.zeros(0, dtype=np.int64)
         self.layers = layers_of(policy.model)
-        self.cache = Cache(seats=sampling.n if capture else 0)
+        compiled = self.layers is not None and cpu_kernels.serve(next(policy.model.parameters()))
+        self.cache = Cache(seats=sampling.n) if capture else Cache(compiled=compiled)
         self.decode = ReplayedSteps(capture) if capture else decode
         self.eos_ids = np.array(sorted(policy.eos_ids))
 

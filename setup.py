@@ -1,0 +1,19 @@
+"""What pyproject.toml cannot say: a shared library that Python loads by ctypes.
+
+Without a C compiler it is left out, and decoding on a CPU is slower. The flags are the compiler's alone: given to a
+linker, -ffast-math would change the arithmetic of the whole process.
+"""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "veritune._cpu_kernels",
+            ["src/veritune/cpu_kernels.c"],
+            extra_compile_args=["-O3", "-ffast-math"],
+            export_symbols=["veritune_rms_norm", "veritune_swiglu", "veritune_attend"],
+            optional=True,
+        )
+    ]
+)
