@@ -12,7 +12,6 @@ setup(
             "veritune._cpu_kernels",
             ["src/veritune/cpu_kernels.c"],
             extra_compile_args=["-O3", "-ffast-math"],
-            export_symbols=["veritune_rms_norm", "veritune_swiglu", "veritune_attend"],
             optional=True,
         )
     ]

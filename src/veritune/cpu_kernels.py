@@ -1,13 +1,14 @@
-"""What a decode step on a CPU does between its matrix products, as compiled from `cpu_kernels.c` at installation.
+"""What decode steps and training do between matrix products on a CPU, as compiled from `cpu_kernels.c` at installation.
 
-Out of torch's operators the attention takes a dozen calls, most of them copies, and seven times as long. Where no
-compiler was at hand, for other numbers than float32 and on GPUs, `decode` makes all of it out of those.
+torch's operators take up to seven times as long: a single query's attention is a dozen of them, mostly copies, and
+packed attention one call for every segment. Where no compiler was at hand, for other numbers than float32 and on GPUs,
+their callers make the same of torch's operators.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
@@ -17,6 +18,31 @@ import torch
 from torch import Tensor
 
 INTEGER, NUMBER, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+SCRATCH = {
+    **{"veritune_rms_norm": 0, "veritune_rms_norm_backward": 1, "veritune_swiglu": 0, "veritune_swiglu_backward": 0},
+    **{"veritune_attend": 1, "veritune_packed_forward": 1, "veritune_packed_backward": 2},
+}
+"""The functions, each for a structure and a range, and how many pieces of scratch memory each takes beside."""
+
+
+class Norm(ctypes.Structure):
+    """`struct Norm`, field for field."""
+
+    _fields_ = (
+        *(("size", INTEGER), ("epsilon", NUMBER)),
+        *((name, POINTER) for name in ("hidden", "weight", "normed", "scale", "slope", "of_hidden")),
+    )
+
+
+class Gated(ctypes.Structure):
+    """`struct Gated`, field for field."""
+
+    _fields_ = (
+        *((name, INTEGER) for name in ("size", "stride")),
+        *((name, POINTER) for name in ("gate", "up", "product", "slope", "of_gate", "of_up")),
+    )
 
 
 class Step(ctypes.Structure):
@@ -31,6 +57,17 @@ class Step(ctypes.Structure):
     )
 
 
+class Packed(ctypes.Structure):
+    """`struct Packed`, field for field."""
+
+    _fields_ = (
+        *((name, INTEGER) for name in ("heads", "kv_heads", "size", "tokens", "segments")),
+        *(("scale", NUMBER), ("segment", POINTER)),
+        *((name, POINTER) for name in ("query", "key", "value", "output", "logsumexp")),
+        *((name, POINTER) for name in ("slope", "of_query", "of_key", "of_value")),
+    )
+
+
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """What was compiled, or None."""
@@ -38,9 +75,8 @@ def library() -> ctypes.CDLL | None:
     if found is None or found.origin is None:
         return None
     opened = ctypes.CDLL(found.origin)
-    opened.veritune_rms_norm.argtypes = (INTEGER, INTEGER, NUMBER, POINTER, POINTER, POINTER)
-    opened.veritune_swiglu.argtypes = (INTEGER, INTEGER, POINTER, POINTER)
-    opened.veritune_attend.argtypes = (POINTER, INTEGER, INTEGER, POINTER)
+    for name, scratch in SCRATCH.items():
+        getattr(opened, name).argtypes = (POINTER, INTEGER, INTEGER, *[POINTER] * scratch)
     return opened
 
 
@@ -49,19 +85,39 @@ def serve(parameter: Tensor) -> bool:
     return parameter.device.type == "cpu" and parameter.dtype == torch.float32 and library() is not None
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """weight * hidden / sqrt(mean(hidden^2) + epsilon), (B, E)."""
-    normed = torch.empty_like(hidden)
-    _library().veritune_rms_norm(*hidden.shape, epsilon, hidden.data_ptr(), weight.data_ptr(), normed.data_ptr())
-    return normed
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """weight * hidden / sqrt(mean(hidden^2) + epsilon), (..., E), and one over that root, (...)."""
+    hidden = hidden.contiguous()
+    normed, scale = torch.empty_like(hidden), hidden.new_empty(hidden.shape[:-1])
+    _share(
+        "veritune_rms_norm", Norm(hidden.shape[-1], epsilon, *_pointers(hidden, weight, normed, scale)), scale.numel()
+    )
+    return normed, scale
 
 
-def swiglu(gate_and_up: Tensor) -> Tensor:
-    """silu(gate) * up, (B, F), of both side by side, (B, 2 * F)."""
-    rows, size = gate_and_up.shape
-    product = gate_and_up.new_empty(rows, size // 2)
-    _library().veritune_swiglu(rows, size // 2, gate_and_up.data_ptr(), product.data_ptr())
+def rms_norm_backward(slope: Tensor, hidden: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The slopes of a loss by `hidden` and by `weight`, from its slope by what was normed."""
+    slope, hidden = slope.contiguous(), hidden.contiguous()
+    of_hidden, size = torch.empty_like(hidden), len(weight)
+    norm = Norm(size, 0, *_pointers(hidden, weight, None, scale, slope, of_hidden))
+    parts = _share("veritune_rms_norm_backward", norm, scale.numel(), [size])
+    return of_hidden, torch.from_numpy(sum(of_weight for (of_weight,) in parts))
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, (..., F): of two matrices, or of the halves of one with gate and up side by side."""
+    product = gate.new_empty(gate.shape)
+    _share("veritune_swiglu", Gated(gate.shape[-1], _stride(gate, up), *_pointers(gate, up, product)), _rows(gate))
     return product
+
+
+def swiglu_backward(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The slopes of a loss by `gate`, which takes the place of the product's, and by `up`."""
+    assert slope.is_contiguous()
+    of_up = torch.empty_like(slope)
+    pointers = _pointers(gate, up, None, slope, slope, of_up)
+    _share("veritune_swiglu_backward", Gated(gate.shape[-1], _stride(gate, up), *pointers), _rows(gate))
+    return slope, of_up
 
 
 def attend(
@@ -90,29 +146,94 @@ def attend(
     step = Step(
         *(heads, kv_heads, size, prompt_width, width, column, size**-0.5),
         *(query_and_key.data_ptr(), query_and_key.stride(0), value.data_ptr(), value.stride(0)),
-        *(tensor.data_ptr() for tensor in (*rotary, *stored)),
+        *_pointers(*rotary, *stored),
         *(array.ctypes.data for array in (order, slots, prompt_lengths, first_columns)),
         mixed.data_ptr(),
     )
-    call = _library().veritune_attend
-
-    def attend_rows(begin: int, end: int) -> None:
-        weights = np.empty(prompt_width + width, dtype=np.float32)
-        call(ctypes.byref(step), begin, end, weights.ctypes.data)
-
-    threads = min(torch.get_num_threads(), rows)
-    if threads == 1:
-        attend_rows(0, rows)
-    else:
-        cuts = [rows * thread // threads for thread in range(threads + 1)]
-        list(_threads(threads).map(attend_rows, cuts[:-1], cuts[1:]))
+    _share("veritune_attend", step, rows, [prompt_width + width])
     return mixed
 
 
-def _library() -> ctypes.CDLL:
-    found = library()
-    assert found is not None
-    return found
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: Sequence[Sequence[int]], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of every token to its segment up to itself, and to the whole prompt of its segment.
+
+    `query` (N, H, D), `key` and `value` (N, K, D) with H a multiple of K. Segments are (first token, tokens, first
+    token of its prompt, tokens of its prompt or 0). Returns output (N, H, D) and log-sum-exp (H, N). torch's number of
+    threads share the heads of keys.
+    """
+    query, key, value = (tensor.contiguous() for tensor in (query, key, value))
+    output, logsumexp = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0])
+    table = np.array(segments, dtype=np.int64)
+    packed = _packed(table, scale, query, key, value, output, logsumexp)
+    _share("veritune_packed_forward", packed, key.shape[1], [_room(table)])
+    return output, logsumexp
+
+
+def packed_attention_backward(
+    slope: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    segments: Sequence[Sequence[int]],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slopes of a loss by query, key and value, from its slope by the output, (N, H, D)."""
+    slope, query, key, value = (tensor.contiguous() for tensor in (slope, query, key, value))
+    slopes = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    table = np.array(segments, dtype=np.int64)
+    packed = _packed(table, scale, query, key, value, output, logsumexp, slope, *slopes)
+    _share("veritune_packed_backward", packed, key.shape[1], [_room(table)] * 2)
+    return slopes
+
+
+def _packed(table: np.ndarray, scale: float, query: Tensor, key: Tensor, *others: Tensor) -> Packed:
+    tokens, heads, size = query.shape
+    sizes = (heads, key.shape[1], size, tokens, len(table))
+    return Packed(*sizes, scale, table.ctypes.data, *_pointers(query, key, *others))
+
+
+def _room(table: np.ndarray) -> int:
+    """The longest segment and the longest prompt together."""
+    return int(table[:, 1].max() + table[:, 3].max())
+
+
+def _rows(tensor: Tensor) -> int:
+    return tensor.numel() // tensor.shape[-1]
+
+
+def _stride(gate: Tensor, up: Tensor) -> int:
+    """From one row of both to the next."""
+    assert gate.stride() == up.stride() and gate.stride(-1) == 1
+    return gate.stride(-2)
+
+
+def _pointers(*tensors: Tensor | None) -> Iterator[int | None]:
+    return (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+
+
+def _share(name: str, argument: ctypes.Structure, count: int, rooms: Sequence[int] = ()) -> list[list[np.ndarray]]:
+    """Call a function for `count` things, a part by each of torch's threads.
+
+    Returns what each part has left in its scratch memory, of so many numbers as `rooms` says.
+    """
+    opened = library()
+    assert opened is not None
+    function, address = getattr(opened, name), ctypes.byref(argument)
+
+    def call(begin: int, end: int) -> list[np.ndarray]:
+        scratch = [np.empty(room, dtype=np.float32) for room in rooms]
+        function(address, begin, end, *[each.ctypes.data for each in scratch])
+        return scratch
+
+    threads = max(1, min(torch.get_num_threads(), count))
+    if threads == 1:
+        return [call(0, count)]
+    cuts = [count * thread // threads for thread in range(threads + 1)]
+    return list(_threads(threads).map(call, cuts[:-1], cuts[1:]))
 
 
 @lru_cache(maxsize=1)

@@ -393,24 +393,22 @@ def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Ten
     cosine, sine = inner.rotary_emb(hidden, positions[:, None])  # (B, 1, D) each
     half = sine.shape[-1] // 2
     rotary = cosine, torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)
-    rms_norm, swiglu = (cpu_kernels.rms_norm, cpu_kernels.swiglu) if cache.compiled else (_rms_norm, _swiglu)
     for index, layer in enumerate(layers):
-        states = rms_norm(hidden, layer.attention_norm, epsilon)
+        states = _rms_norm(hidden, layer.attention_norm, epsilon, cache.compiled)
         bias = layer.inwards_bias
         vectors = states @ layer.inwards if bias is None else bias.addmm(states, layer.inwards)
         vectors, value = vectors.view(rows, -1, 2 * half).split((sum(layer.heads), layer.heads[1]), dim=1)
         if layer.head_norms is not None:
             vectors = functional.rms_norm(vectors, vectors.shape[-1:], None, epsilon) * layer.head_norms
         hidden = hidden.addmm(cache.attend(index, vectors, value, rotary), layer.outwards)
-        states = rms_norm(hidden, layer.mlp_norm, epsilon)
-        hidden = hidden.addmm(swiglu(states @ layer.gate_and_up), layer.down)
+        states = _rms_norm(hidden, layer.mlp_norm, epsilon, cache.compiled)
+        gate, up = (states @ layer.gate_and_up).chunk(2, dim=-1)
+        product = cpu_kernels.swiglu(gate, up) if cache.compiled else functional.silu(gate).mul_(up)
+        hidden = hidden.addmm(product, layer.down)
     return model.get_output_embeddings()(inner.norm(hidden))
 
 
-def _rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return functional.rms_norm(hidden, hidden.shape[-1:], weight, epsilon)
-
-
-def _swiglu(gate_and_up: Tensor) -> Tensor:
-    gate, up = gate_and_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+def _rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, compiled: bool) -> Tensor:
+    if compiled:
+        return cpu_kernels.rms_norm(hidden, weight, epsilon)[0]
+    return functional.rms_norm(hidden, weight.shape, weight, epsilon)

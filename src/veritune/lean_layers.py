@@ -1,7 +1,8 @@
 """RMSNorm and SwiGLU that keep for their backward pass only what it cannot do without.
 
 Autograd keeps seven matrices of them: a norm's input in float32, normalised, and times the weight; a SwiGLU's gate,
-SiLU of it, up, and their product. Here it is four, and the others are computed again from them, element by element.
+SiLU of it, up, and their product. Here it is four, and the others are computed again from them, element by element: in
+one pass over them on a CPU, by `cpu_kernels`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from veritune import cpu_kernels
 from veritune.decode import is_of_family
 
 
@@ -25,6 +27,10 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        if cpu_kernels.serve(hidden):
+            normed, scale = cpu_kernels.rms_norm(hidden, weight, epsilon)
+            context.save_for_backward(hidden, weight, scale)
+            return normed
         scale = hidden.float().square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
         context.save_for_backward(hidden, weight, scale)
         return (hidden.float() * scale).to(hidden.dtype) * weight
@@ -32,6 +38,8 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         hidden, weight, scale = context.saved_tensors
+        if cpu_kernels.serve(hidden):
+            return *cpu_kernels.rms_norm_backward(slope, hidden, weight, scale), None
         normed = hidden.float() * scale
         weight_gradient = (slope * normed.to(slope.dtype)).flatten(0, -2).sum(dim=0)
         inner = (slope * weight).float()
@@ -42,17 +50,21 @@ class RMSNorm(torch.autograd.Function):
 class SwiGLU(torch.autograd.Function):
     """(silu(gate) * up) @ down.T, Shazeer 2020, https://arxiv.org/abs/2002.05202. Keeps gate and up, (..., F) each.
 
-    Its gradients are autograd's own bit for bit: the same kernels on the same numbers.
+    Out of torch's kernels, its gradients are autograd's own bit for bit: the same kernels on the same numbers.
     """
 
     @staticmethod
     def forward(context: Any, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         context.save_for_backward(gate, up, down)
-        return functional.linear(functional.silu(gate).mul_(up), down)
+        product = cpu_kernels.swiglu(gate, up) if cpu_kernels.serve(gate) else functional.silu(gate).mul_(up)
+        return functional.linear(product, down)
 
     @staticmethod
     def backward(context: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         gate, up, down = context.saved_tensors
+        if cpu_kernels.serve(gate):
+            down_gradient = slope.flatten(0, -2).mT @ cpu_kernels.swiglu(gate, up).flatten(0, -2)
+            return *cpu_kernels.swiglu_backward(slope @ down, gate, up), down_gradient
         silu = functional.silu(gate)
         down_gradient = slope.flatten(0, -2).mT @ (silu * up).flatten(0, -2)
         inner = slope @ down

@@ -56,6 +56,11 @@ def cut_microbatches(
     return [_pack(prompts_ids, responses_ids, group, device) for group in groups]
 
 
+def longest_first(microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+    """An order in which the memory that a pass leaves behind has room for each of those that follow."""
+    return sorted(microbatches, key=lambda microbatch: -microbatch.packed.input_ids.shape[1])
+
+
 def _pack(
     prompts_ids: Sequence[Sequence[int]], responses_ids: Sequence[Sequence[int]], rows: list[int], device: torch.device
 ) -> Microbatch:
@@ -166,7 +171,9 @@ def add_supervised_gradient(
         token_budget=token_budget,
         device=next(policy.model.parameters()).device,
     )
-    return sum(supervised_gradient(policy.model, microbatch, response_tokens) for microbatch in microbatches)
+    return sum(
+        supervised_gradient(policy.model, microbatch, response_tokens) for microbatch in longest_first(microbatches)
+    )
 
 
 def pad_responses(values: Tensor, response_mask: Tensor) -> Tensor:

@@ -9,14 +9,16 @@ whole alone, so that it is exact part by part too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from veritune import cpu_kernels
 
 aten = torch.ops.aten
 
@@ -46,16 +48,62 @@ class Spans:
         return queries, keys
 
 
+class Segment(NamedTuple):
+    """Where a prompt or a response stands; a response also attends to the whole of its prompt."""
+
+    first: int
+    length: int
+    """Never 0."""
+    prompt: int = 0
+    """The first token of a response's prompt."""
+    prompt_length: int = 0
+    """0 for a prompt itself."""
+
+
 @dataclass(frozen=True)
 class Packing:
-    """Which positions of one packed sequence of length N attend to which."""
+    """Which positions of one packed sequence attend to which. The properties are what kernels that know one kind of
+    span take."""
 
-    own: Spans
-    """Every prompt and every response, attending to itself."""
-    across: Spans
-    """All responses of a prompt, attending to that prompt."""
-    response_positions: Tensor  # (sum of across.queries,)
-    prompt_positions: Tensor  # (sum of across.keys,)
+    segments: tuple[Segment, ...]
+    device: torch.device
+
+    @cached_property
+    def own(self) -> Spans:
+        """Every prompt and every response, attending to itself."""
+        lengths = tuple(segment.length for segment in self.segments)
+        return Spans(lengths, lengths)
+
+    @cached_property
+    def across(self) -> Spans:
+        """All responses of a prompt, attending to that prompt."""
+        return Spans(
+            tuple(sum(response.length for response in responses) for responses in self._responses),
+            tuple(responses[0].prompt_length for responses in self._responses),
+        )
+
+    @cached_property
+    def response_positions(self) -> Tensor:
+        """(sum of across.queries,)"""
+        return self._positions((each.first, each.length) for responses in self._responses for each in responses)
+
+    @cached_property
+    def prompt_positions(self) -> Tensor:
+        """(sum of across.keys,)"""
+        return self._positions((responses[0].prompt, responses[0].prompt_length) for responses in self._responses)
+
+    @cached_property
+    def _responses(self) -> list[list[Segment]]:
+        """Of each prompt that has some."""
+        responses = (segment for segment in self.segments if segment.prompt_length)
+        return [list(group) for _, group in groupby(responses, key=lambda response: response.prompt)]
+
+    def _positions(self, runs: Iterable[tuple[int, int]]) -> Tensor:
+        return torch.tensor(
+            [position for first, length in runs for position in range(first, first + length)],
+            dtype=torch.long,
+            device=self.device,
+        )
 
 
 @dataclass(frozen=True)
@@ -84,51 +132,32 @@ def pack_rows(
     ids: list[int] = []
     positions: list[int] = []
     predictors: list[int] = []
-    own: list[int] = []
-    across: list[tuple[int, int]] = []
+    segments: list[Segment] = []
     first = 0  # of the present prompt
     for row, (prompt, response) in enumerate(zip(prompts_ids, responses_ids, strict=True)):
         if row == 0 or tuple(prompt) != tuple(prompts_ids[row - 1]):
             first = len(ids)
+            segments.append(Segment(first, len(prompt)))
             ids += prompt
             positions += range(len(prompt))
-            own.append(len(prompt))
-            across.append((0, len(prompt)))
         inputs = response[:-1]
         if response:
             predictors += [first + len(prompt) - 1, *range(len(ids), len(ids) + len(inputs))]
         if inputs:
+            segments.append(Segment(len(ids), len(inputs), first, len(prompt)))
             ids += inputs
             positions += range(len(prompt), len(prompt) + len(inputs))
-            own.append(len(inputs))
-            across[-1] = (across[-1][0] + len(inputs), len(prompt))
 
     def tensor(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
-    shared = [(queries, keys) for queries, keys in across if queries]
     return PackedRows(
         tensor(ids)[None],
         tensor(positions)[None],
-        Packing(
-            Spans(tuple(own), tuple(own)),
-            Spans(tuple(queries for queries, _ in shared), tuple(keys for _, keys in shared)),
-            *_positions(across, device),
-        ),
+        Packing(tuple(segments), device),
         tensor(predictors),
         tensor([token for response in responses_ids for token in response]),
     )
-
-
-def _positions(groups: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The positions of all responses, and of the prompts that have some, for (response tokens, prompt tokens) each."""
-    responses, prompts, first = [], [], 0
-    for response_tokens, prompt_tokens in groups:
-        end = first + prompt_tokens + response_tokens
-        responses.append(torch.arange(first + prompt_tokens, end))
-        prompts.append(torch.arange(first, first + prompt_tokens if response_tokens else first))
-        first = end
-    return torch.cat(responses).to(device), torch.cat(prompts).to(device)
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float) -> Tensor:
@@ -136,7 +165,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
 
     Returns (N, H, D).
     """
-    if key.shape[1] != query.shape[1] and not _has_flash_kernel(query):
+    if key.shape[1] != query.shape[1] and not (_has_flash_kernel(query) or cpu_kernels.serve(query)):
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     output: Tensor = _PackedAttention.apply(query, key, value, packing, scale)
@@ -146,6 +175,11 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float) -> Tensor:
+        if cpu_kernels.serve(query):
+            output, logsumexp = cpu_kernels.packed_attention(query, key, value, packing.segments, scale)
+            ctx.save_for_backward(query, key, value, output, logsumexp)
+            ctx.packing, ctx.scale = packing, scale
+            return output
         output, logsumexp = attend(query, key, value, packing.own, scale, causal=True)
         if packing.across.queries:
             responses, prompts = packing.response_positions, packing.prompt_positions
@@ -166,6 +200,11 @@ class _PackedAttention(torch.autograd.Function):
         query, key, value, output, logsumexp = ctx.saved_tensors
         (gradient,) = gradients
         packing = ctx.packing
+        if cpu_kernels.serve(query):
+            slopes = cpu_kernels.packed_attention_backward(
+                gradient, query, key, value, output, logsumexp, packing.segments, ctx.scale
+            )
+            return *slopes, None, None
         of_query, of_key, of_value = attend_backward(
             gradient, query, key, value, output, logsumexp, packing.own, ctx.scale, causal=True
         )

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from veritune.configs import TrainingConfig, require
-from veritune.microbatches import Microbatch, add_gradient, cut_microbatches, pad_responses, score_responses
+from veritune.microbatches import (
+    Microbatch,
+    add_gradient,
+    cut_microbatches,
+    longest_first,
+    pad_responses,
+    score_responses,
+)
 from veritune.policies import Policy
 from veritune.primitives import (
     POLICY_GRADIENT_LOSSES,
@@ -132,7 +139,7 @@ def add_policy_gradient(
     Returns their loss, how many tokens were clipped, and the sum of the engine's mismatch over the tokens.
     """
     sums = (0.0, 0.0, 0.0)
-    for microbatch in rollout_microbatches(config, policy, rollouts):
+    for microbatch in longest_first(rollout_microbatches(config, policy, rollouts)):
         weights = sequence_loss_weights(
             microbatch.response_mask,
             config.length_normalization,

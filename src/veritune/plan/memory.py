@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from veritune.configs import EngineConfig
+from veritune.cpu_kernels import library
 from veritune.decode import FAMILY, STEP
 from veritune.head import CHUNK_LOGITS
 from veritune.plan.config import PlanConfig
@@ -86,7 +87,8 @@ def kept_by_layer(shape: Shape, device: Device, dtype: torch.dtype) -> int:
     norm = (of_norm + size) * shape.hidden + 4
     head_norms = of_norm * (shape.query + shape.key_value) + 4 * (shape.heads + shape.key_value_heads)
     # Without a kernel for grouped heads, keys and values are repeated for each of their queries' heads.
-    key_value = shape.key_value if device.is_gpu and dtype == torch.bfloat16 else shape.query
+    grouped = dtype == torch.bfloat16 if device.is_gpu else dtype == torch.float32 and library() is not None
+    key_value = shape.key_value if grouped else shape.query
     attention = size * (2 * shape.query + 2 * key_value) + 4 * shape.heads
     swiglu = size * (2 if shape.model_type in FAMILY else 4) * shape.feed_forward
     return 2 * norm + (head_norms if shape.head_norms else 0) + attention + swiglu
