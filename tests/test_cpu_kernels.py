@@ -12,6 +12,7 @@ from test_decode import Rollout, make_model, take_rows_in_and_out
 from veritune import cpu_kernels
 from veritune.decode import Cache, layers_of
 from veritune.microbatches import add_supervised_gradient
+from veritune.packing import Packing, Segment, packed_attention
 
 pytestmark = pytest.mark.skipif(cpu_kernels.library() is None, reason="installed without a C compiler")
 
@@ -165,6 +166,22 @@ def test_packed_attention_and_its_gradients_are_those_of_a_dense_mask(heads, kv_
     found = cpu_kernels.packed_attention_backward(slope, query, key, value, output, logsumexp, segments, 0.3)
     for ours, theirs in zip(found, wanted, strict=True):
         assert (ours - theirs).norm() < 2e-6 * theirs.norm()
+
+
+def test_long_segments_are_left_to_torch(monkeypatch):
+    segments = (Segment(0, 20), Segment(20, 30, 0, 20), Segment(50, 4))
+    packing = Packing(segments, torch.device("cpu"))
+    assert packing.longest == 50
+    key = drawn(54, 1, 32, seed=1)
+    query, value = drawn(54, 2, 32).requires_grad_(), drawn(54, 1, 32, seed=2).requires_grad_()
+    compiled = packed_attention(query, key, value, packing, 0.2)
+    of_compiled = torch.autograd.grad(compiled.square().sum(), (query, value))
+    monkeypatch.setattr("veritune.packing.COMPILED_NUMBERS", 50 * 32 - 1)
+    monkeypatch.setattr(cpu_kernels, "packed_attention", None)
+    plain = packed_attention(query, key, value, packing, 0.2)
+    torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(of_compiled, torch.autograd.grad(plain.square().sum(), (query, value)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
 def test_a_models_gradient_is_that_without_the_kernels(random_policy, monkeypatch):

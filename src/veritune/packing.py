@@ -68,6 +68,11 @@ class Packing:
     segments: tuple[Segment, ...]
     device: torch.device
 
+    @property
+    def longest(self) -> int:
+        """The most positions that one attends to."""
+        return max(segment.length + segment.prompt_length for segment in self.segments)
+
     @cached_property
     def own(self) -> Spans:
         """Every prompt and every response, attending to itself."""
@@ -165,9 +170,6 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
 
     Returns (N, H, D).
     """
-    if key.shape[1] != query.shape[1] and not (_has_flash_kernel(query) or cpu_kernels.serve(query)):
-        repeats = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     output: Tensor = _PackedAttention.apply(query, key, value, packing, scale)
     return output
 
@@ -175,22 +177,10 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float) -> Tensor:
-        if cpu_kernels.serve(query):
+        if _is_for_compiled(query, packing):
             output, logsumexp = cpu_kernels.packed_attention(query, key, value, packing.segments, scale)
-            ctx.save_for_backward(query, key, value, output, logsumexp)
-            ctx.packing, ctx.scale = packing, scale
-            return output
-        output, logsumexp = attend(query, key, value, packing.own, scale, causal=True)
-        if packing.across.queries:
-            responses, prompts = packing.response_positions, packing.prompt_positions
-            seen, seen_logsumexp = attend(
-                query[responses], key[prompts], value[prompts], packing.across, scale, causal=False
-            )
-            own_logsumexp = logsumexp[:, responses]
-            joint = torch.logaddexp(own_logsumexp, seen_logsumexp)
-            own_share, seen_share = ((part - joint).exp().T[..., None] for part in (own_logsumexp, seen_logsumexp))
-            output[responses] = (output[responses] * own_share + seen * seen_share).to(output.dtype)
-            logsumexp[:, responses] = joint
+        else:
+            output, logsumexp = _attention_by_parts(query, key, value, packing, scale)
         ctx.save_for_backward(query, key, value, output, logsumexp)
         ctx.packing, ctx.scale = packing, scale
         return output
@@ -198,33 +188,83 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, logsumexp = ctx.saved_tensors
-        (gradient,) = gradients
-        packing = ctx.packing
-        if cpu_kernels.serve(query):
-            slopes = cpu_kernels.packed_attention_backward(
-                gradient, query, key, value, output, logsumexp, packing.segments, ctx.scale
-            )
-            return *slopes, None, None
-        of_query, of_key, of_value = attend_backward(
-            gradient, query, key, value, output, logsumexp, packing.own, ctx.scale, causal=True
+        tensors, packing = (gradients[0], query, key, value, output, logsumexp), ctx.packing
+        if _is_for_compiled(query, packing):
+            slopes = cpu_kernels.packed_attention_backward(*tensors, packing.segments, ctx.scale)
+        else:
+            slopes = _backward_by_parts(*tensors, packing, ctx.scale)
+        return *slopes, None, None
+
+
+COMPILED_NUMBERS = 20_000
+"""Beyond so many numbers in the keys of a prompt and a response, torch's kernel, which works on blocks that fit the
+processor's caches, is faster than ours, which is one call for all segments."""
+
+
+def _is_for_compiled(query: Tensor, packing: Packing) -> bool:
+    return cpu_kernels.serve(query) and packing.longest * query.shape[-1] <= COMPILED_NUMBERS
+
+
+def _attention_by_parts(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output (N, H, D) and log-sum-exp (H, N) of both kinds of spans, joined."""
+    key, value = (_for_each_query_head(query, tensor) for tensor in (key, value))
+    output, logsumexp = attend(query, key, value, packing.own, scale, causal=True)
+    if packing.across.queries:
+        responses, prompts = packing.response_positions, packing.prompt_positions
+        seen, seen_logsumexp = attend(
+            query[responses], key[prompts], value[prompts], packing.across, scale, causal=False
         )
-        if packing.across.queries:
-            responses, prompts = packing.response_positions, packing.prompt_positions
-            from_query, from_key, from_value = attend_backward(
-                gradient[responses],
-                query[responses],
-                key[prompts],
-                value[prompts],
-                output[responses],
-                logsumexp[:, responses],
-                packing.across,
-                ctx.scale,
-                causal=False,
-            )
-            of_query[responses] += from_query
-            of_key[prompts] += from_key
-            of_value[prompts] += from_value
-        return of_query, of_key, of_value, None, None
+        own_logsumexp = logsumexp[:, responses]
+        joint = torch.logaddexp(own_logsumexp, seen_logsumexp)
+        own_share, seen_share = ((part - joint).exp().T[..., None] for part in (own_logsumexp, seen_logsumexp))
+        output[responses] = (output[responses] * own_share + seen * seen_share).to(output.dtype)
+        logsumexp[:, responses] = joint
+    return output, logsumexp
+
+
+def _backward_by_parts(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    packing: Packing,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values, from the output's."""
+    key_heads = key.shape[1]
+    key, value = (_for_each_query_head(query, tensor) for tensor in (key, value))
+    of_query, of_key, of_value = attend_backward(
+        gradient, query, key, value, output, logsumexp, packing.own, scale, causal=True
+    )
+    if packing.across.queries:
+        responses, prompts = packing.response_positions, packing.prompt_positions
+        from_query, from_key, from_value = attend_backward(
+            gradient[responses],
+            query[responses],
+            key[prompts],
+            value[prompts],
+            output[responses],
+            logsumexp[:, responses],
+            packing.across,
+            scale,
+            causal=False,
+        )
+        of_query[responses] += from_query
+        of_key[prompts] += from_key
+        of_value[prompts] += from_value
+    if of_key.shape[1] != key_heads:
+        of_key, of_value = (each.unflatten(1, (key_heads, -1)).sum(dim=2) for each in (of_key, of_value))
+    return of_query, of_key, of_value
+
+
+def _for_each_query_head(query: Tensor, keys: Tensor) -> Tensor:
+    """Keys or values (N, K, D) repeated to (N, H, D), where the kernel has no heads that share some."""
+    shared = query.shape[1] // keys.shape[1]
+    return keys if shared == 1 or _has_flash_kernel(query) else keys.repeat_interleave(shared, dim=1)
 
 
 # --- The kernels -------------------------------------------------------------------------------------------------

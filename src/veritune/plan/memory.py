@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from veritune.configs import EngineConfig
-from veritune.cpu_kernels import library
 from veritune.decode import FAMILY, STEP
 from veritune.head import CHUNK_LOGITS
 from veritune.plan.config import PlanConfig
@@ -52,7 +51,7 @@ def training_memory(
     """
     size = dtype.itemsize
     weights = shape.parameters * size
-    hidden, layer = tokens * shape.hidden * size, tokens * kept_by_layer(shape, device, dtype)
+    hidden, layer = tokens * shape.hidden * size, tokens * kept_by_layer(shape, dtype)
     # Beside the layers: the last norm, and the cosines and sines of the positions.
     around = tokens * (_norm_bytes(shape, dtype) * shape.hidden + 2 * size * shape.query // shape.heads)
     # SwiGLU's two inputs, and the hidden state's gradient on both of its ways; its two at the head stay.
@@ -76,7 +75,7 @@ def training_memory(
     )
 
 
-def kept_by_layer(shape: Shape, device: Device, dtype: torch.dtype) -> int:
+def kept_by_layer(shape: Shape, dtype: torch.dtype) -> int:
     """Bytes that autograd keeps of one token in one layer, in the order in which the layer computes.
 
     A norm keeps its input, its inverse scale, and as the input of the next product its result; attention keeps its four
@@ -86,10 +85,7 @@ def kept_by_layer(shape: Shape, device: Device, dtype: torch.dtype) -> int:
     size, of_norm = dtype.itemsize, _norm_bytes(shape, dtype)
     norm = (of_norm + size) * shape.hidden + 4
     head_norms = of_norm * (shape.query + shape.key_value) + 4 * (shape.heads + shape.key_value_heads)
-    # Without a kernel for grouped heads, keys and values are repeated for each of their queries' heads.
-    grouped = dtype == torch.bfloat16 if device.is_gpu else dtype == torch.float32 and library() is not None
-    key_value = shape.key_value if grouped else shape.query
-    attention = size * (2 * shape.query + 2 * key_value) + 4 * shape.heads
+    attention = size * (2 * shape.query + 2 * shape.key_value) + 4 * shape.heads
     swiglu = size * (2 if shape.model_type in FAMILY else 4) * shape.feed_forward
     return 2 * norm + (head_norms if shape.head_norms else 0) + attention + swiglu
 
