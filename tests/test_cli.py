@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from veritune import cpu_kernels
 from veritune.cli import COMMANDS, main
 from veritune.policies import save_policy
 
@@ -65,6 +66,7 @@ def test_flags_go_over_the_file_and_the_file_over_the_defaults(capsys, tmp_path,
     assert (folder / "report.html").is_file() and list((folder / "figures").glob("*.png"))
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["recipe"] == "grpo" and environment["versions"]["torch"]
+    assert environment["compiled_kernels"] == (cpu_kernels.library() is not None)
     assert [row["step"] for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())] == [0, 1]
     # The finished run is not run again, and its checkpoint is a policy.
     code, out, _ = run(capsys, "resume", folder)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 LAYERS = {
-    0: ["errors"],
-    1: ["types", "randomness", "packing", "head", "cpu_kernels"],
+    0: ["errors", "cpu_kernels"],
+    1: ["types", "randomness", "packing", "head"],
     2: [
         *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
         *("canary", "http_json", "processes", "vllm_wire", "budget", "decode"),

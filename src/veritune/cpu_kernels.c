@@ -1,4 +1,4 @@
-/* What decode steps and training do between matrix products, on a CPU and in float32, without a copy, a mask or padding.
+/* What decode steps and training do between matrix products: on a CPU, in float32, without a copy, a mask or padding.
 
    Plain loops, which compilers turn into vector instructions where sums may be taken in any order (-ffast-math). */
 
@@ -203,7 +203,7 @@ INLINE void attend_rows(const struct Step *step, int64_t size, int64_t begin, in
     int64_t heads = step->heads, kv_heads = step->kv_heads, group = heads / kv_heads;
     for (int64_t i = begin; i < end; i++) {
         int64_t row = step->order[i], slot = step->slots[row], first = step->first_columns[row];
-        int64_t asked = step->prompt_lengths[slot], own = step->column + 1 - first, count = asked + own;
+        int64_t prompt_length = step->prompt_lengths[slot], own = step->column + 1 - first, count = prompt_length + own;
         const float *vectors = step->query_and_key + row * step->stride;
         const float *cosine = step->cosine + row * size, *sine = step->sine + row * size;
         for (int64_t head = 0; head < heads; head++) {
@@ -218,12 +218,12 @@ INLINE void attend_rows(const struct Step *step, int64_t size, int64_t begin, in
             }
             float query[size], sum[size], highest;
             rotate(vectors + head * size, cosine, sine, size, query);
-            score(query, step->prompt_keys + prompt, asked, size, size, step->scale, weights);
-            score(query, step->keys + past, own, size, size, step->scale, weights + asked);
+            score(query, step->prompt_keys + prompt, prompt_length, size, size, step->scale, weights);
+            score(query, step->keys + past, own, size, size, step->scale, weights + prompt_length);
             float total = exponentials(weights, count, &highest);
             for (int64_t d = 0; d < size; d++) sum[d] = 0;
-            mix(weights, step->prompt_values + prompt, asked, size, size, sum);
-            mix(weights + asked, step->values + past, own, size, size, sum);
+            mix(weights, step->prompt_values + prompt, prompt_length, size, size, sum);
+            mix(weights + prompt_length, step->values + past, own, size, size, sum);
             float *mixed = step->mixed + (row * heads + head) * size;
             for (int64_t d = 0; d < size; d++) mixed[d] = sum[d] / total;
         }
@@ -254,18 +254,18 @@ INLINE void packed_heads(const struct Packed *packed, int64_t size, int64_t begi
         int64_t start = head / group * size;
         for (int64_t s = 0; s < packed->segments; s++) {
             const int64_t *segment = packed->segment + 4 * s;
-            int64_t first = segment[0], asked = segment[3];
+            int64_t first = segment[0], prompt_length = segment[3];
             int64_t own = first * stride + start, prompt = segment[2] * stride + start;
             for (int64_t token = first; token < first + segment[1]; token++) {
                 int64_t seen = token + 1 - first;
                 const float *query = packed->query + (token * heads + head) * size;
                 float sum[size], highest;
-                score(query, packed->key + prompt, asked, stride, size, packed->scale, weights);
-                score(query, packed->key + own, seen, stride, size, packed->scale, weights + asked);
-                float total = exponentials(weights, asked + seen, &highest);
+                score(query, packed->key + prompt, prompt_length, stride, size, packed->scale, weights);
+                score(query, packed->key + own, seen, stride, size, packed->scale, weights + prompt_length);
+                float total = exponentials(weights, prompt_length + seen, &highest);
                 for (int64_t d = 0; d < size; d++) sum[d] = 0;
-                mix(weights, packed->value + prompt, asked, stride, size, sum);
-                mix(weights + asked, packed->value + own, seen, stride, size, sum);
+                mix(weights, packed->value + prompt, prompt_length, stride, size, sum);
+                mix(weights + prompt_length, packed->value + own, seen, stride, size, sum);
                 float *output = packed->output + (token * heads + head) * size;
                 for (int64_t d = 0; d < size; d++) output[d] = sum[d] / total;
                 packed->logsumexp[head * packed->tokens + token] = highest + logf(total);
@@ -283,29 +283,29 @@ INLINE void packed_heads_backward(
         int64_t start = head / group * size;
         for (int64_t s = 0; s < packed->segments; s++) {
             const int64_t *segment = packed->segment + 4 * s;
-            int64_t first = segment[0], asked = segment[3];
+            int64_t first = segment[0], prompt_length = segment[3];
             int64_t own = first * stride + start, prompt = segment[2] * stride + start;
             for (int64_t token = first; token < first + segment[1]; token++) {
                 int64_t seen = token + 1 - first, place = (token * heads + head) * size;
                 const float *query = packed->query + place, *slope = packed->slope + place;
-                score(query, packed->key + prompt, asked, stride, size, packed->scale, weights);
-                score(query, packed->key + own, seen, stride, size, packed->scale, weights + asked);
-                score(slope, packed->value + prompt, asked, stride, size, 1, slopes);
-                score(slope, packed->value + own, seen, stride, size, 1, slopes + asked);
+                score(query, packed->key + prompt, prompt_length, stride, size, packed->scale, weights);
+                score(query, packed->key + own, seen, stride, size, packed->scale, weights + prompt_length);
+                score(slope, packed->value + prompt, prompt_length, stride, size, 1, slopes);
+                score(slope, packed->value + own, seen, stride, size, 1, slopes + prompt_length);
                 float logsumexp = packed->logsumexp[head * packed->tokens + token], along = 0, sum[size];
                 for (int64_t d = 0; d < size; d++) along += slope[d] * packed->output[place + d];
-                for (int64_t j = 0; j < asked + seen; j++) {
+                for (int64_t j = 0; j < prompt_length + seen; j++) {
                     weights[j] = exponential(weights[j] - logsumexp);
                     slopes[j] = packed->scale * weights[j] * (slopes[j] - along);
                 }
                 for (int64_t d = 0; d < size; d++) sum[d] = 0;
-                mix(slopes, packed->key + prompt, asked, stride, size, sum);
-                mix(slopes + asked, packed->key + own, seen, stride, size, sum);
+                mix(slopes, packed->key + prompt, prompt_length, stride, size, sum);
+                mix(slopes + prompt_length, packed->key + own, seen, stride, size, sum);
                 memcpy(packed->of_query + place, sum, sizeof sum);
-                spread(slopes, query, asked, stride, size, packed->of_key + prompt);
-                spread(slopes + asked, query, seen, stride, size, packed->of_key + own);
-                spread(weights, slope, asked, stride, size, packed->of_value + prompt);
-                spread(weights + asked, slope, seen, stride, size, packed->of_value + own);
+                spread(slopes, query, prompt_length, stride, size, packed->of_key + prompt);
+                spread(slopes + prompt_length, query, seen, stride, size, packed->of_key + own);
+                spread(weights, slope, prompt_length, stride, size, packed->of_value + prompt);
+                spread(weights + prompt_length, slope, seen, stride, size, packed->of_value + own);
             }
         }
     }

@@ -19,7 +19,6 @@ from torch import Tensor
 
 INTEGER, NUMBER, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
-
 SCRATCH = {
     **{"veritune_rms_norm": 0, "veritune_rms_norm_backward": 1, "veritune_swiglu": 0, "veritune_swiglu_backward": 0},
     **{"veritune_attend": 1, "veritune_packed_forward": 1, "veritune_packed_backward": 2},
@@ -81,7 +80,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def serve(parameter: Tensor) -> bool:
-    """Whether a model with such parameters can decode with them."""
+    """Whether the kernels take such numbers, and are there."""
     return parameter.device.type == "cpu" and parameter.dtype == torch.float32 and library() is not None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from veritune import cpu_kernels
 from veritune.configs import CommonConfig, from_mapping, read_toml, to_toml
 from veritune.engines import create_engine
 from veritune.errors import ConfigError
@@ -129,7 +130,7 @@ def _follow(
 
 
 def describe_environment(recipe: str) -> dict[str, Any]:
-    """What a run was made with: versions, git revision, hardware."""
+    """What a run was made with: versions, git revision, hardware, and whether `cpu_kernels` were compiled."""
     return {
         "recipe": recipe,
         "python": platform.python_version(),
@@ -137,6 +138,7 @@ def describe_environment(recipe: str) -> dict[str, Any]:
         "processor": _processor(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "compiled_kernels": cpu_kernels.library() is not None,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "versions": {name: _version(name) for name in PACKAGES},
         "git_revision": _git_revision(),
