@@ -228,10 +228,11 @@ def _share(name: str, argument: ctypes.Structure, count: int, rooms: Sequence[in
         function(address, begin, end, *[each.ctypes.data for each in scratch])
         return scratch
 
-    threads = max(1, min(torch.get_num_threads(), count))
-    if threads == 1:
+    threads = torch.get_num_threads()
+    parts = max(1, min(threads, count))
+    if parts == 1:
         return [call(0, count)]
-    cuts = [count * thread // threads for thread in range(threads + 1)]
+    cuts = [count * part // parts for part in range(parts + 1)]
     return list(_threads(threads).map(call, cuts[:-1], cuts[1:]))
 
 
