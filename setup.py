@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: a shared library that Python loads by ctypes.
 
-Without a C compiler it is left out, and decoding on a CPU is slower. The flags are the compiler's alone: given to a
-linker, -ffast-math would change the arithmetic of the whole process.
+Without a C compiler it is left out, and decoding and training on a CPU are slower. The flags are the compiler's alone:
+given to a linker, -ffast-math would change the arithmetic of the whole process.
 """
 
 from setuptools import Extension, setup

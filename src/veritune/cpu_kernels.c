@@ -312,7 +312,7 @@ INLINE void packed_heads_backward(
 }
 
 /* For the heads of keys from `begin` to `end` - 1 and all queries that read them; `weights` and `slopes` have room for
-   the longest segment and the longest prompt together. */
+   the longest segment with its prompt. */
 INLINE void packed_forward(const struct Packed *packed, int64_t begin, int64_t end, float *weights) {
     WITH_SIZE(packed->size, packed_heads, packed, begin, end, weights)
 }

@@ -154,19 +154,18 @@ def attend(
 
 
 def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, segments: Sequence[Sequence[int]], scale: float
+    query: Tensor, key: Tensor, value: Tensor, segments: np.ndarray, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of every token to its segment up to itself, and to the whole prompt of its segment.
 
-    `query` (N, H, D), `key` and `value` (N, K, D) with H a multiple of K. Segments are (first token, tokens, first
-    token of its prompt, tokens of its prompt or 0). Returns output (N, H, D) and log-sum-exp (H, N). torch's number of
-    threads share the heads of keys.
+    `query` (N, H, D), `key` and `value` (N, K, D) with H a multiple of K. A row of `segments`, (S, 4) int64, is first
+    token, tokens, first token of its prompt, and tokens of its prompt or 0. Returns output (N, H, D) and log-sum-exp
+    (H, N). torch's number of threads share the heads of keys.
     """
     query, key, value = (tensor.contiguous() for tensor in (query, key, value))
     output, logsumexp = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0])
-    table = np.array(segments, dtype=np.int64)
-    packed = _packed(table, scale, query, key, value, output, logsumexp)
-    _share("veritune_packed_forward", packed, key.shape[1], [_room(table)])
+    packed = _packed(segments, scale, query, key, value, output, logsumexp)
+    _share("veritune_packed_forward", packed, key.shape[1], [longest(segments)])
     return output, logsumexp
 
 
@@ -177,27 +176,26 @@ def packed_attention_backward(
     value: Tensor,
     output: Tensor,
     logsumexp: Tensor,
-    segments: Sequence[Sequence[int]],
+    segments: np.ndarray,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The slopes of a loss by query, key and value, from its slope by the output, (N, H, D)."""
     slope, query, key, value = (tensor.contiguous() for tensor in (slope, query, key, value))
     slopes = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    table = np.array(segments, dtype=np.int64)
-    packed = _packed(table, scale, query, key, value, output, logsumexp, slope, *slopes)
-    _share("veritune_packed_backward", packed, key.shape[1], [_room(table)] * 2)
+    packed = _packed(segments, scale, query, key, value, output, logsumexp, slope, *slopes)
+    _share("veritune_packed_backward", packed, key.shape[1], [longest(segments)] * 2)
     return slopes
 
 
-def _packed(table: np.ndarray, scale: float, query: Tensor, key: Tensor, *others: Tensor) -> Packed:
+def longest(segments: np.ndarray) -> int:
+    """The most tokens that one attends to."""
+    return int((segments[:, 1] + segments[:, 3]).max())
+
+
+def _packed(segments: np.ndarray, scale: float, query: Tensor, key: Tensor, *others: Tensor) -> Packed:
     tokens, heads, size = query.shape
-    sizes = (heads, key.shape[1], size, tokens, len(table))
-    return Packed(*sizes, scale, table.ctypes.data, *_pointers(query, key, *others))
-
-
-def _room(table: np.ndarray) -> int:
-    """The longest segment and the longest prompt together."""
-    return int(table[:, 1].max() + table[:, 3].max())
+    sizes = (heads, key.shape[1], size, tokens, len(segments))
+    return Packed(*sizes, scale, segments.ctypes.data, *_pointers(query, key, *others))
 
 
 def _rows(tensor: Tensor) -> int:

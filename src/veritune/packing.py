@@ -4,7 +4,7 @@ Rows are laid end to end, each prompt once and its responses behind it: p p p a 
 to itself, causally; a response also attends to the whole of its prompt. Both parts are ordinary attention, so each runs
 in the platform's flash kernel, and their results are joined by their log-sum-exps (Milakov and Gimelshein 2018,
 arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). The kernels' backward needs the output and log-sum-exp of the
-whole alone, so that it is exact part by part too.
+whole alone, so that it is exact part by part too. Short segments of float32 on a CPU are one call of `cpu_kernels`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,10 +69,15 @@ class Packing:
     segments: tuple[Segment, ...]
     device: torch.device
 
-    @property
+    @cached_property
+    def table(self) -> np.ndarray:
+        """(segments, 4) int64, once for all layers and both directions."""
+        return np.array(self.segments, dtype=np.int64)
+
+    @cached_property
     def longest(self) -> int:
         """The most positions that one attends to."""
-        return max(segment.length + segment.prompt_length for segment in self.segments)
+        return cpu_kernels.longest(self.table)
 
     @cached_property
     def own(self) -> Spans:
@@ -178,7 +184,7 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float) -> Tensor:
         if _is_for_compiled(query, packing):
-            output, logsumexp = cpu_kernels.packed_attention(query, key, value, packing.segments, scale)
+            output, logsumexp = cpu_kernels.packed_attention(query, key, value, packing.table, scale)
         else:
             output, logsumexp = _attention_by_parts(query, key, value, packing, scale)
         ctx.save_for_backward(query, key, value, output, logsumexp)
@@ -190,7 +196,7 @@ class _PackedAttention(torch.autograd.Function):
         query, key, value, output, logsumexp = ctx.saved_tensors
         tensors, packing = (gradients[0], query, key, value, output, logsumexp), ctx.packing
         if _is_for_compiled(query, packing):
-            slopes = cpu_kernels.packed_attention_backward(*tensors, packing.segments, ctx.scale)
+            slopes = cpu_kernels.packed_attention_backward(*tensors, packing.table, ctx.scale)
         else:
             slopes = _backward_by_parts(*tensors, packing, ctx.scale)
         return *slopes, None, None
