@@ -10,7 +10,8 @@ import torch
 
 from test_decode import Rollout, make_model, take_rows_in_and_out
 from veritune import cpu_kernels
-from veritune.decode import Cache, layers_of
+from veritune.decode import Cache, layers_for_decoding
+from veritune.families import layers_of
 from veritune.microbatches import add_supervised_gradient
 from veritune.packing import Packing, Segment, packed_attention
 
@@ -39,17 +40,16 @@ def test_rms_norm_and_its_gradients(size):
     hidden, weight = drawn(2, 5, size) * 3, drawn(size, seed=1)
     exact = [each.double().requires_grad_() for each in (hidden, weight)]
     expected = exact[0] * exact[1] / (exact[0].square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
-    normed, scale = cpu_kernels.rms_norm(hidden, weight, 1e-5)
-    close(normed, expected.detach())
+    close(cpu_kernels.rms_norm(hidden, weight, 1e-5), expected.detach())
     slope = drawn(2, 5, size, seed=2)
     of_hidden, of_weight = torch.autograd.grad(expected, exact, slope.double())
-    found = cpu_kernels.rms_norm_backward(slope, hidden, weight, scale)
+    found = cpu_kernels.rms_norm_backward(slope, hidden, weight, 1e-5)
     close(found[0], of_hidden)
     torch.testing.assert_close(found[1].double(), of_weight, rtol=1e-5, atol=1e-5)
 
 
 def test_rms_norm_of_nothing_but_zeros():
-    assert cpu_kernels.rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-6)[0].tolist() == [[0.0] * 8] * 2
+    assert cpu_kernels.rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-6).tolist() == [[0.0] * 8] * 2
 
 
 def test_swiglu_by_hand():
@@ -69,6 +69,18 @@ def test_swiglu_and_its_gradients_over_all_of_their_range():
     found = cpu_kernels.swiglu_backward(slope.clone(), gate, up)
     torch.testing.assert_close(found[0].double(), wanted[0], rtol=1e-5, atol=2e-5)
     close(found[1], wanted[1])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("size", [2, 10, 32, 128])
+def test_rotary_positions(size):
+    vectors, angles = drawn(7, 3, size), drawn(7, size // 2, seed=1).double() * 9
+    cosine, sine = angles.cos(), angles.sin()
+    first, second = vectors.double().chunk(2, dim=-1)
+    turns = torch.polar(torch.ones_like(angles), angles)[:, None] * torch.complex(first, second)
+    signed = torch.cat((-sine, sine), dim=-1).float()
+    cpu_kernels.rotate_(vectors, torch.cat((cosine, cosine), dim=-1).float(), signed)
+    close(vectors, torch.cat((turns.real, turns.imag), dim=-1))
 
 
 def attended(vectors, rotary, stored, slots, lengths, first_columns, column, heads):
@@ -132,7 +144,7 @@ def test_a_score_far_above_all_others_takes_all_of_the_weight():
 @torch.inference_mode()
 def test_every_step_gives_the_logits_of_the_whole_sequence(name):
     model = make_model(name)
-    take_rows_in_and_out(Rollout(model, layers_of(model), 1, Cache(compiled=True)))
+    take_rows_in_and_out(Rollout(model, layers_for_decoding(layers_of(model)), 1, Cache(compiled=True)))
 
 
 @pytest.mark.usefixtures("threads")

@@ -6,8 +6,9 @@ import torch
 import transformers
 
 from tracing import Tracer
-from veritune.decode import Cache, decode, fill_gaps, graph_size, layers_of, seat
+from veritune.decode import Cache, decode, fill_gaps, graph_size, layers_for_decoding, seat
 from veritune.decode_graphs import ReplayedSteps, can_be_captured
+from veritune.families import layers_of
 
 SHAPE = {
     "vocab_size": 50,
@@ -100,7 +101,7 @@ class Rollout:
 @torch.inference_mode()
 def test_every_step_gives_the_logits_of_the_whole_sequence(name, own_forward):
     model = make_model(name)
-    layers = layers_of(model)
+    layers = layers_for_decoding(layers_of(model))
     assert (layers is None) == (name in ("gemma", "gpt2"))
     take_rows_in_and_out(Rollout(model, None if own_forward else layers, seed=1))
 
@@ -126,7 +127,9 @@ def take_rows_in_and_out(rollout):
 @torch.inference_mode()
 def test_replayed_steps_give_the_logits_of_the_whole_sequence(name):
     model, tracer = make_model(name), Tracer()
-    take_rows_in_and_out(Rollout(model, layers_of(model), 1, Cache(seats=3), ReplayedSteps(tracer)))
+    take_rows_in_and_out(
+        Rollout(model, layers_for_decoding(layers_of(model)), 1, Cache(seats=3), ReplayedSteps(tracer))
+    )
     # 26 steps in 5 allocations: three times rows come, twice all columns are full. The first step of each runs as it
     # is, and the last allocation has no other.
     assert (tracer.captures, tracer.replays) == (4, 21)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from transformers import MistralConfig, MistralForCausalLM, StableLmConfig, StableLmForCausalLM
 
+from veritune import packed_layers
 from veritune.engines.native import NativeEngine
 from veritune.errors import ConfigError, EngineError
 from veritune.microbatches import cut_microbatches, pad_responses, prove_packing, score_responses, supervised_gradient
@@ -130,7 +131,8 @@ def test_what_is_looked_up_often_is_summed_in_single_precision(random_policy):
     assert (gradient(torch.bfloat16)[1] - reference[1]).norm() / reference[1].norm() < 0.05
 
 
-def test_activation_checkpointing_changes_no_gradient(random_policy):
+def test_activation_checkpointing_changes_no_gradient(random_policy, monkeypatch):
+    attend = packed_layers.attend
     prompts, responses = random_rows(random_policy, 9)
     (batch,) = cut_microbatches(prompts, responses, range(9), token_budget=10_000, device=CPU)
     gradients = []
@@ -139,9 +141,9 @@ def test_activation_checkpointing_changes_no_gradient(random_policy):
         if checkpointing:
             checkpoint_activations(model)
         calls = []
-        model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        monkeypatch.setattr(packed_layers, "attend", lambda *given, calls=calls: calls.append(1) or attend(*given))
         supervised_gradient(model, batch, 100)
-        assert len(calls) == 1 + checkpointing
+        assert len(calls) == len(model.base_model.layers) * (1 + checkpointing)
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
@@ -154,6 +156,7 @@ def test_a_model_that_packing_would_change_is_refused(random_policy):
         prove_packing(sliding, "sliding")
     deaf = copy.deepcopy(random_policy)  # an attention that is told of no packing lets rows see one another
     deaf.model.set_attn_implementation("eager")
+    deaf.model.config.model_type = "another"  # which runs its own layers
     with pytest.raises(ConfigError, match=r"policy 'deaf' cannot be trained: .* nats away"):
         prove_packing(deaf, "deaf")
     capped = copy.deepcopy(random_policy)  # as models that scale or cap their logits after the head

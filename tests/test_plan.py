@@ -1,6 +1,5 @@
 """The plan against numbers counted by hand, against what autograd keeps, and as a person meets it."""
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 from veritune.cli import _resolve, main
 from veritune.decode import Cache
 from veritune.errors import ConfigError
-from veritune.lean_layers import lean_layers
 from veritune.microbatches import cut_microbatches
+from veritune.packed_layers import packed_hidden_states
 from veritune.packing import pack_rows
 from veritune.plan import PlanConfig, make_plan
 from veritune.plan.devices import DEVICES, Device, measure_device
@@ -25,7 +24,7 @@ from veritune.plan.memory import cache_columns, kept_by_layer, training_memory
 from veritune.plan.planning import command_line, step_tokens
 from veritune.plan.seconds import Work, decode_seconds, prefill_seconds, prompt_passes, survival
 from veritune.plan.shapes import shape_of
-from veritune.policies import ATTENTION, packed_hidden_states
+from veritune.policies import ATTENTION
 from veritune.recipes.grpo import GRPOConfig
 from veritune.training import make_optimizer
 
@@ -124,13 +123,15 @@ def test_a_config_that_makes_no_countable_model_is_refused(tmp_path, config, sai
 # --- Memory
 
 
-def bytes_kept(config_class, layers, dtype, lean, **changes):
+def bytes_kept(config_class, layers, dtype, of_family, **changes):
     """Bytes that autograd keeps for 37 packed positions, weights left out, as hooks see them."""
     import transformers
 
     config = getattr(transformers, f"{config_class}Config")(**{**TINY, "num_hidden_layers": layers, **changes})
     model = getattr(transformers, f"{config_class}ForCausalLM")(config).to(dtype).train()
     model.set_attn_implementation(ATTENTION)
+    if not of_family:
+        model.config.model_type = "of another family"
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 
@@ -144,8 +145,7 @@ def bytes_kept(config_class, layers, dtype, lean, **changes):
         [list(range(1, 8))] * 3, [list(range(11)), list(range(12)), list(range(10))], torch.device("cpu")
     )
     assert packed.input_ids.shape == (1, 37)
-    layers = lean_layers(model) if lean else contextlib.nullcontext()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), layers:
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         packed_hidden_states(model, packed)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
@@ -160,21 +160,21 @@ def bytes_kept(config_class, layers, dtype, lean, **changes):
         ("Qwen3", {"head_dim": 16}),
     ],
 )
-@pytest.mark.parametrize("lean", [True, False])
-def test_a_layer_keeps_what_autograd_keeps_of_it(tmp_path, config_class, changes, dtype, lean):
+@pytest.mark.parametrize("of_family", [True, False])
+def test_a_layer_keeps_what_autograd_keeps_of_it(tmp_path, config_class, changes, dtype, of_family):
     config = {**TINY, **changes, "model_type": config_class.lower()}
     shape = shape_of(folder_of(tmp_path, **config))
-    if not lean:
+    if not of_family:
         shape = dataclasses.replace(shape, model_type="of another family")
-    three, two = (bytes_kept(config_class, layers, dtype, lean, **changes) for layers in (3, 2))
+    three, two = (bytes_kept(config_class, layers, dtype, of_family, **changes) for layers in (3, 2))
     another_layer = three - two
     assert 37 * kept_by_layer(shape, dtype) == another_layer
 
 
 def test_what_a_layer_of_qwen_keeps_by_hand(qwen):
-    # bfloat16: two norms of 2 + 2 bytes × 1536 and a scale; q, out, k, v and 12 normalisers; two of 8960
-    by_hand = 2 * (4 * 1536 + 4) + 2 * (2 * 1536 + 2 * 256) + 4 * 12 + 2 * 2 * 8960
-    assert kept_by_layer(shape_of(qwen), torch.bfloat16) == by_hand == 55_352
+    # bfloat16: two norms' 1536; q, out, k, v and 12 normalisers; two of 8960
+    by_hand = 2 * 2 * 1536 + 2 * (2 * 1536 + 2 * 256) + 4 * 12 + 2 * 2 * 8960
+    assert kept_by_layer(shape_of(qwen), torch.bfloat16) == by_hand == 49_200
 
 
 def test_weights_gradients_and_moments_are_those_of_the_optimiser(tiny):
@@ -208,7 +208,7 @@ def test_the_head_and_a_layer_of_qwen_by_hand(qwen):
     # Without a kernel, attention over one response of 320 tokens has four float32 tensors of every head's scores.
     assert exact.layer == 100 * 4 * (2 * 8960 + 4 * 1536) + 4 * 4 * 12 * 320**2
     # Beside the layers the hidden state, and a cosine and sine a head's place.
-    assert memory.activations == 8192 * (28 * 55_352 + 2 * 1536 + 2 * 2 * 128)
+    assert memory.activations == 8192 * (28 * 49_200 + 2 * 1536 + 2 * 2 * 128)
     assert memory.peak == memory.resident + memory.gradients + memory.activations + max(memory.head, memory.layer)
 
 
@@ -216,7 +216,7 @@ def test_checkpointing_keeps_the_layers_inputs_and_works_on_one_layer(qwen):
     shape, config = shape_of(qwen), PlanConfig(model=qwen, device="h200", activation_checkpointing=True)
     memory = training_memory(shape, config, DEVICES["h200"], torch.bfloat16, 1000)
     assert memory.activations == 1000 * (28 * 1536 * 2 + 2 * 1536 + 2 * 2 * 128)
-    assert memory.layer == 1000 * (55_352 + 2 * (2 * 8960 + 4 * 1536))
+    assert memory.layer == 1000 * (49_200 + 2 * (2 * 8960 + 4 * 1536))
 
 
 def test_a_reference_is_another_copy_of_the_weights(tiny):

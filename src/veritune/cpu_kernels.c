@@ -53,10 +53,17 @@ struct Norm {
     int64_t size;
     float epsilon;
     const float *hidden, *weight; /* (rows, size), (size,) */
-    float *normed, *scale;        /* (rows, size), (rows,) */
+    float *normed;                /* (rows, size), as are the others */
     const float *slope;           /* of the loss by what is normed */
     float *of_hidden;
 };
+
+/* 1 / sqrt(mean(x^2) + epsilon) */
+INLINE float scale_of(const float *restrict hidden, int64_t size, float epsilon) {
+    float squares = 0;
+    for (int64_t d = 0; d < size; d++) squares += hidden[d] * hidden[d];
+    return 1 / sqrtf(squares / size + epsilon);
+}
 
 /* weight * x / sqrt(mean(x^2) + epsilon), a row at a time. */
 INLINE void rms_norm(const struct Norm *norm, int64_t begin, int64_t end) {
@@ -65,11 +72,8 @@ INLINE void rms_norm(const struct Norm *norm, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
         const float *restrict hidden = norm->hidden + row * size;
         float *restrict normed = norm->normed + row * size;
-        float squares = 0;
-        for (int64_t d = 0; d < size; d++) squares += hidden[d] * hidden[d];
-        float scale = 1 / sqrtf(squares / size + norm->epsilon);
+        float scale = scale_of(hidden, size, norm->epsilon);
         for (int64_t d = 0; d < size; d++) normed[d] = hidden[d] * scale * weight[d];
-        norm->scale[row] = scale;
     }
 }
 EXPORT(rms_norm, (const struct Norm *norm, int64_t begin, int64_t end), (norm, begin, end))
@@ -82,7 +86,7 @@ INLINE void rms_norm_backward(const struct Norm *norm, int64_t begin, int64_t en
     for (int64_t row = begin; row < end; row++) {
         const float *restrict hidden = norm->hidden + row * size, *restrict slope = norm->slope + row * size;
         float *restrict of_hidden = norm->of_hidden + row * size;
-        float scale = norm->scale[row], along = 0;
+        float scale = scale_of(hidden, size, norm->epsilon), along = 0;
         for (int64_t d = 0; d < size; d++) along += slope[d] * weight[d] * hidden[d];
         along *= scale * scale / size;
         for (int64_t d = 0; d < size; d++) {
@@ -150,14 +154,35 @@ struct Step {
     float *mixed;                             /* (rows, heads, size) */
 };
 
-/* Rotary positions: the sine has its sign changed in the first half already. */
+/* Rotary positions: the sine has its sign changed in the first half already. `rotated` may be `vector`. */
 INLINE void rotate(const float *vector, const float *cosine, const float *sine, int64_t size, float *rotated) {
     int64_t half = size / 2;
+#pragma GCC ivdep
     for (int64_t d = 0; d < half; d++) {
-        rotated[d] = vector[d] * cosine[d] + vector[half + d] * sine[d];
-        rotated[half + d] = vector[half + d] * cosine[half + d] + vector[d] * sine[half + d];
+        float first = vector[d], second = vector[half + d];
+        rotated[d] = first * cosine[d] + second * sine[d];
+        rotated[half + d] = second * cosine[half + d] + first * sine[half + d];
     }
 }
+
+struct Rotary {
+    int64_t heads, size;
+    float *vectors;             /* (tokens, heads, size) */
+    const float *cosine, *sine; /* (tokens, size) */
+};
+
+/* In their place. */
+INLINE void rotate_tokens(const struct Rotary *rotary, int64_t begin, int64_t end) {
+    int64_t heads = rotary->heads, size = rotary->size;
+    for (int64_t token = begin; token < end; token++) {
+        const float *cosine = rotary->cosine + token * size, *sine = rotary->sine + token * size;
+        for (int64_t head = 0; head < heads; head++) {
+            float *vector = rotary->vectors + (token * heads + head) * size;
+            rotate(vector, cosine, sine, size, vector);
+        }
+    }
+}
+EXPORT(rotate_tokens, (const struct Rotary *rotary, int64_t begin, int64_t end), (rotary, begin, end))
 
 /* scores[j] = scale * query . keys[j], for `count` keys, each `stride` after the one before. */
 INLINE void score(

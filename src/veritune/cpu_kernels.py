@@ -21,7 +21,7 @@ INTEGER, NUMBER, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 SCRATCH = {
     **{"veritune_rms_norm": 0, "veritune_rms_norm_backward": 1, "veritune_swiglu": 0, "veritune_swiglu_backward": 0},
-    **{"veritune_attend": 1, "veritune_packed_forward": 1, "veritune_packed_backward": 2},
+    **{"veritune_rotate_tokens": 0, "veritune_attend": 1, "veritune_packed_forward": 1, "veritune_packed_backward": 2},
 }
 """The functions, each for a structure and a range, and how many pieces of scratch memory each takes beside."""
 
@@ -31,7 +31,7 @@ class Norm(ctypes.Structure):
 
     _fields_ = (
         *(("size", INTEGER), ("epsilon", NUMBER)),
-        *((name, POINTER) for name in ("hidden", "weight", "normed", "scale", "slope", "of_hidden")),
+        *((name, POINTER) for name in ("hidden", "weight", "normed", "slope", "of_hidden")),
     )
 
 
@@ -41,6 +41,15 @@ class Gated(ctypes.Structure):
     _fields_ = (
         *((name, INTEGER) for name in ("size", "stride")),
         *((name, POINTER) for name in ("gate", "up", "product", "slope", "of_gate", "of_up")),
+    )
+
+
+class Rotary(ctypes.Structure):
+    """`struct Rotary`, field for field."""
+
+    _fields_ = (
+        *((name, INTEGER) for name in ("heads", "size")),
+        *((name, POINTER) for name in ("vectors", "cosine", "sine")),
     )
 
 
@@ -84,22 +93,20 @@ def serve(parameter: Tensor) -> bool:
     return parameter.device.type == "cpu" and parameter.dtype == torch.float32 and library() is not None
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """weight * hidden / sqrt(mean(hidden^2) + epsilon), (..., E), and one over that root, (...)."""
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """weight * hidden / sqrt(mean(hidden^2) + epsilon), (..., E)."""
     hidden = hidden.contiguous()
-    normed, scale = torch.empty_like(hidden), hidden.new_empty(hidden.shape[:-1])
-    _share(
-        "veritune_rms_norm", Norm(hidden.shape[-1], epsilon, *_pointers(hidden, weight, normed, scale)), scale.numel()
-    )
-    return normed, scale
+    normed = torch.empty_like(hidden)
+    _share("veritune_rms_norm", Norm(len(weight), epsilon, *_pointers(hidden, weight, normed)), _rows(hidden))
+    return normed
 
 
-def rms_norm_backward(slope: Tensor, hidden: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def rms_norm_backward(slope: Tensor, hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The slopes of a loss by `hidden` and by `weight`, from its slope by what was normed."""
     slope, hidden = slope.contiguous(), hidden.contiguous()
     of_hidden, size = torch.empty_like(hidden), len(weight)
-    norm = Norm(size, 0, *_pointers(hidden, weight, None, scale, slope, of_hidden))
-    parts = _share("veritune_rms_norm_backward", norm, scale.numel(), [size])
+    norm = Norm(size, epsilon, *_pointers(hidden, weight, None, slope, of_hidden))
+    parts = _share("veritune_rms_norm_backward", norm, _rows(hidden), [size])
     return of_hidden, torch.from_numpy(sum(of_weight for (of_weight,) in parts))
 
 
@@ -117,6 +124,13 @@ def swiglu_backward(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Te
     pointers = _pointers(gate, up, None, slope, slope, of_up)
     _share("veritune_swiglu_backward", Gated(gate.shape[-1], _stride(gate, up), *pointers), _rows(gate))
     return slope, of_up
+
+
+def rotate_(vectors: Tensor, cosine: Tensor, sine: Tensor) -> None:
+    """Rotary positions of `vectors` (N, heads, D), in their place; `sine` (N, D) is negative in its first half."""
+    assert vectors.is_contiguous() and cosine.is_contiguous() and sine.is_contiguous()
+    tokens, heads, size = vectors.shape
+    _share("veritune_rotate_tokens", Rotary(heads, size, *_pointers(vectors, cosine, sine)), tokens)
 
 
 def attend(

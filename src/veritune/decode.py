@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from veritune import cpu_kernels
+from veritune.families import LayerWeights
 
 STEP = 8
 """The cache grows by multiples of so many columns."""
@@ -310,15 +311,6 @@ def graph_size(rows: int) -> int:
     return size
 
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-"""The `model_type` of architectures that share the forward pass below."""
-
-
-def is_of_family(config: Any) -> bool:
-    """Whether a model of this config has those layers, with SwiGLU."""
-    return config.model_type in FAMILY and config.hidden_act == "silu"
-
-
 class Layer(NamedTuple):
     """The parameters of one layer. Matrices are (in, out), and stand side by side where they read the same states: at
     few rows, products with them take a fifth less time than with the model's own, (out, in) and apart."""
@@ -337,47 +329,37 @@ class Layer(NamedTuple):
     down: Tensor
 
 
-def layers_of(model: Any) -> list[Layer] | None:
-    """What `decode` reads, copied from `model`; None where it is of another shape, or has adapters on its layers."""
-    if not is_of_family(model.config):
-        return None
-    layers = []
-    for layer in model.base_model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        inwards = (attention.q_proj, attention.k_proj, attention.v_proj)
-        others = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        if any(type(linear) is not torch.nn.Linear for linear in (*inwards, *others)):
-            return None
-        if any(linear.bias is not None for linear in others):
-            return None
-        heads = tuple(linear.out_features // attention.head_dim for linear in inwards[:2])
-        norms = [getattr(attention, name).weight for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-        layers.append(
-            Layer(
-                layer.input_layernorm.weight,
-                _side_by_side(*inwards),
-                None if inwards[0].bias is None else torch.cat([linear.bias for linear in inwards]),
-                heads,
-                torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)])
-                if norms
-                else None,
-                _side_by_side(attention.o_proj),
-                layer.post_attention_layernorm.weight,
-                _side_by_side(mlp.gate_proj, mlp.up_proj),
-                _side_by_side(mlp.down_proj),
-            )
-        )
-    return layers
+def layers_for_decoding(layers: Sequence[LayerWeights] | None) -> list[Layer] | None:
+    """What `decode` reads, copied from the parameters of a model; None for one without such layers."""
+    return None if layers is None else [_side_by_side(layer) for layer in layers]
 
 
-def _side_by_side(*linears: torch.nn.Linear) -> Tensor:
-    return torch.cat([linear.weight for linear in linears]).T.contiguous()
+def _side_by_side(layer: LayerWeights) -> Layer:
+    attention, mlp = layer.attention, layer.mlp
+    biases = [bias for bias in (attention.query_bias, attention.key_bias, attention.value_bias) if bias is not None]
+    heads = len(attention.query) // layer.head_size, len(attention.key) // layer.head_size
+    norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
+    return Layer(
+        attention.norm,
+        _turned(attention.query, attention.key, attention.value),
+        torch.cat(biases) if biases else None,
+        heads,
+        torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)]) if norms else None,
+        _turned(attention.outwards),
+        mlp.norm,
+        _turned(mlp.gate, mlp.up),
+        _turned(mlp.down),
+    )
+
+
+def _turned(*matrices: Tensor) -> Tensor:
+    return torch.cat(matrices).T.contiguous()
 
 
 def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Tensor, positions: Tensor) -> Tensor:
     """Next-token logits (B, V) after `tokens` at `positions`, both (B,), which enter the cache.
 
-    `layers` are the model's own by `layers_of`; without them the model runs its own forward pass.
+    `layers` are the model's own, by `layers_for_decoding`; without them the model runs its own forward pass.
     """
     if layers is None:
         return model(
@@ -410,5 +392,5 @@ def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Ten
 
 def _rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, compiled: bool) -> Tensor:
     if compiled:
-        return cpu_kernels.rms_norm(hidden, weight, epsilon)[0]
+        return cpu_kernels.rms_norm(hidden, weight, epsilon)
     return functional.rms_norm(hidden, weight.shape, weight, epsilon)

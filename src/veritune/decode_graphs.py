@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veritune.decode import Cache, Layer, decode, layers_of
+from veritune.decode import Cache, Layer, decode
+from veritune.families import layers_of
 
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 """Records what a call does to tensors, without doing it, and returns what does it, again and again."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from veritune.errors import ConfigError, TrainingError
 from veritune.head import TokenLoss, score_and_differentiate, score_tokens
-from veritune.lean_layers import lean_layers
+from veritune.packed_layers import packed_hidden_states
 from veritune.packing import PackedRows, pack_rows, siblings_of
-from veritune.policies import Policy, attends_to_all, packed_hidden_states
+from veritune.policies import Policy, attends_to_all
 from veritune.primitives import selected_log_probs
 
 
@@ -86,8 +86,11 @@ def add_gradient(model: Any, microbatch: Microbatch, temperature: float, token_l
     Returns the loss and the tokens' log-probabilities (R,). TrainingError, before any gradient reaches the layers, if
     the loss is not finite.
     """
-    embedding = model.get_input_embeddings()
-    with _sparse_gradient(embedding), lean_layers(model):
+    # There before what is kept for the backward pass: in its gaps, they would leave the memory in pieces.
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    with _sparse_gradient(model.get_input_embeddings()):
         hidden = packed_hidden_states(model, microbatch.packed)
         head_pass = score_and_differentiate(
             hidden.detach(), model.get_output_embeddings(), microbatch.packed.labels, temperature, token_loss
@@ -95,8 +98,6 @@ def add_gradient(model: Any, microbatch: Microbatch, temperature: float, token_l
         loss = head_pass.loss.item()
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss}")
-        if embedding.weight.requires_grad and embedding.weight.grad is None:
-            embedding.weight.grad = torch.zeros_like(embedding.weight)  # which the sparse one is added to
         hidden.backward(head_pass.hidden_gradient)
     return loss, head_pass.log_probs
 

@@ -183,10 +183,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float) -> Tensor:
-        if _is_for_compiled(query, packing):
-            output, logsumexp = cpu_kernels.packed_attention(query, key, value, packing.table, scale)
-        else:
-            output, logsumexp = _attention_by_parts(query, key, value, packing, scale)
+        output, logsumexp = attention_forward(query, key, value, packing, scale)
         ctx.save_for_backward(query, key, value, output, logsumexp)
         ctx.packing, ctx.scale = packing, scale
         return output
@@ -194,12 +191,34 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, logsumexp = ctx.saved_tensors
-        tensors, packing = (gradients[0], query, key, value, output, logsumexp), ctx.packing
-        if _is_for_compiled(query, packing):
-            slopes = cpu_kernels.packed_attention_backward(*tensors, packing.table, ctx.scale)
-        else:
-            slopes = _backward_by_parts(*tensors, packing, ctx.scale)
-        return *slopes, None, None
+        tensors = (gradients[0], query, key, value, output, logsumexp)
+        return *attention_backward(*tensors, ctx.packing, ctx.scale), None, None
+
+
+def attention_forward(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`packed_attention` without a gradient: output (N, H, D), and log-sum-exp (H, N)."""
+    if _is_for_compiled(query, packing):
+        return cpu_kernels.packed_attention(query, key, value, packing.table, scale)
+    return _attention_by_parts(query, key, value, packing, scale)
+
+
+def attention_backward(
+    slope: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    packing: Packing,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slopes of a loss by query, key and value, from its slope by the output, (N, H, D)."""
+    tensors = (slope, query, key, value, output, logsumexp)
+    if _is_for_compiled(query, packing):
+        return cpu_kernels.packed_attention_backward(*tensors, packing.table, scale)
+    return _backward_by_parts(*tensors, packing, scale)
 
 
 COMPILED_NUMBERS = 20_000

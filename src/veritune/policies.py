@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from veritune.errors import ConfigError, DataError
-from veritune.packing import PackedRows, Packing, packed_attention
+from veritune.packing import Packing, packed_attention
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -71,18 +71,6 @@ def attention(
 
 AttentionInterface.register(ATTENTION, attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
-def packed_hidden_states(model: Any, packed: PackedRows) -> Tensor:
-    """The last hidden state that predicts each response token, (R, H), of a model that `as_policy` has wrapped."""
-    output = model.base_model(
-        input_ids=packed.input_ids,
-        position_ids=packed.position_ids,
-        attention_mask=packed.input_ids.new_empty(1, 1, 1, 1),  # of four dimensions, so that none is made
-        packing=packed.packing,
-        use_cache=False,
-    )
-    return output.last_hidden_state[0].index_select(0, packed.predictors)
 
 
 def attends_to_all(config: Any) -> bool:

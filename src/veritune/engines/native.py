@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from veritune import cpu_kernels
-from veritune.decode import Cache, decode, fill_gaps, layers_of
+from veritune.decode import Cache, decode, fill_gaps, layers_for_decoding
 from veritune.decode_graphs import Capture, ReplayedSteps, can_be_captured
 from veritune.errors import ConfigError, EngineError
+from veritune.families import layers_of
+from veritune.packed_layers import prefill
 from veritune.policies import Policy, attends_to_all
 from veritune.randomness import derive_seed
 from veritune.types import Completion, FinishReason, Sampling, require_lengths
@@ -184,7 +186,8 @@ class _Decoder:
         self.waiting = [index * sampling.n + sibling for index in reversed(order) for sibling in range(sampling.n)]
         self.rows = np.zeros(0, dtype=np.int64)
         self.positions = np.zeros(0, dtype=np.int64)
-        self.layers = layers_of(policy.model)
+        self.model_layers = layers_of(policy.model)
+        self.layers = layers_for_decoding(self.model_layers)
         compiled = self.layers is not None and cpu_kernels.serve(next(policy.model.parameters()))
         self.cache = Cache(seats=sampling.n) if capture else Cache(compiled=compiled)
         self.decode = ReplayedSteps(capture) if capture else decode
@@ -209,16 +212,25 @@ class _Decoder:
     def _prefill(self, rows: list[int]) -> Tensor:
         """Run each group's prompt once, for all of its `rows`. Returns next-token logits (rows, V)."""
         groups, group_of_row = np.unique(np.array(rows) // self.sampling.n, return_inverse=True)
-        lengths = [len(self.prompts[group]) for group in groups]
-        # Padding stands on the right, where causal attention cannot see it and the mask hides it from later tokens.
-        input_ids = torch.zeros(len(groups), max(lengths), dtype=torch.long)
-        for index, group in enumerate(groups):
-            input_ids[index, : lengths[index]] = torch.tensor(self.prompts[group])
-        hidden = self.model.base_model(input_ids=input_ids.to(self.device), use_cache=True)
-        self.cache.admit([(layer.keys, layer.values) for layer in hidden.past_key_values.layers], lengths, group_of_row)
-        ends = torch.tensor(lengths, device=self.device) - 1
-        last = hidden.last_hidden_state[torch.arange(len(groups), device=self.device), ends]
+        prompts = [self.prompts[group] for group in groups]
+        if self.model_layers is None:
+            last, stored = self._prefill_by_model(prompts)
+        else:
+            last, stored = prefill(self.model, self.model_layers, prompts)
+        self.cache.admit(stored, [len(prompt) for prompt in prompts], group_of_row)
         return self.model.get_output_embeddings()(last)[torch.from_numpy(group_of_row).to(self.device)]
+
+    def _prefill_by_model(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """What `prefill` returns, by the model's own forward pass."""
+        lengths = [len(prompt) for prompt in prompts]
+        # Padding stands on the right, where causal attention cannot see it and the mask hides it from later tokens.
+        input_ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
+        for index, prompt in enumerate(prompts):
+            input_ids[index, : lengths[index]] = torch.tensor(prompt)
+        hidden = self.model.base_model(input_ids=input_ids.to(self.device), use_cache=True)
+        ends = torch.tensor(lengths, device=self.device) - 1
+        last = hidden.last_hidden_state[torch.arange(len(prompts), device=self.device), ends]
+        return last, [(layer.keys, layer.values) for layer in hidden.past_key_values.layers]
 
     def step(self) -> None:
         """One more token for every live row."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from veritune.configs import EngineConfig
-from veritune.decode import FAMILY, STEP
+from veritune.decode import STEP
+from veritune.families import FAMILY
 from veritune.head import CHUNK_LOGITS
 from veritune.plan.config import PlanConfig
 from veritune.plan.devices import GIB, Device
@@ -78,20 +79,23 @@ def training_memory(
 def kept_by_layer(shape: Shape, dtype: torch.dtype) -> int:
     """Bytes that autograd keeps of one token in one layer, in the order in which the layer computes.
 
-    A norm keeps its input, its inverse scale, and as the input of the next product its result; attention keeps its four
-    tensors and a normaliser for each head; SwiGLU keeps gate and up, without `lean_layers` SiLU of gate and their
-    product too.
+    A norm keeps its input, attention its four tensors and a normaliser for each head, and SwiGLU gate and up. Beyond
+    `packed_layers`, a norm also keeps its inverse scale, and as the input of the next product its result, and SwiGLU
+    SiLU of gate and its product.
     """
     size, of_norm = dtype.itemsize, _norm_bytes(shape, dtype)
-    norm = (of_norm + size) * shape.hidden + 4
-    head_norms = of_norm * (shape.query + shape.key_value) + 4 * (shape.heads + shape.key_value_heads)
+    norms, head_norms = 2 * of_norm * shape.hidden, of_norm * (shape.query + shape.key_value)
     attention = size * (2 * shape.query + 2 * shape.key_value) + 4 * shape.heads
-    swiglu = size * (2 if shape.model_type in FAMILY else 4) * shape.feed_forward
-    return 2 * norm + (head_norms if shape.head_norms else 0) + attention + swiglu
+    swiglu = 2 * size * shape.feed_forward
+    if shape.model_type not in FAMILY:
+        norms += 2 * (size * shape.hidden + 4)
+        head_norms += 4 * (shape.heads + shape.key_value_heads)
+        swiglu *= 2
+    return norms + (head_norms if shape.head_norms else 0) + attention + swiglu
 
 
 def _norm_bytes(shape: Shape, dtype: torch.dtype) -> int:
-    """What a norm keeps of each number that it reads: the number; without `lean_layers` in float32, and normalised."""
+    """What a norm keeps of each number that it reads: the number, or it in float32 and normalised."""
     return dtype.itemsize if shape.model_type in FAMILY else 4 + dtype.itemsize
 
 

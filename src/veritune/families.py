@@ -1,0 +1,78 @@
+"""The models that nearly everybody trains share one decoder layer: which ones they are, and its parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+"""The `model_type` of architectures whose layers are those below."""
+
+
+class AttentionWeights(NamedTuple):
+    """Of hidden + attention(RMSNorm(hidden)); matrices are (out, in), as the model has them."""
+
+    norm: Tensor
+    query: Tensor
+    query_bias: Tensor | None
+    key: Tensor
+    key_bias: Tensor | None
+    value: Tensor
+    value_bias: Tensor | None
+    query_norm: Tensor | None
+    """(D,) of each head, where heads are normed before they are rotated."""
+    key_norm: Tensor | None
+    outwards: Tensor
+
+
+class MLPWeights(NamedTuple):
+    """Of hidden + SwiGLU(RMSNorm(hidden))."""
+
+    norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+class LayerWeights(NamedTuple):
+    head_size: int
+    """Numbers of each head's query, key and value."""
+    attention: AttentionWeights
+    mlp: MLPWeights
+
+
+def layers_of(model: Any) -> list[LayerWeights] | None:
+    """The model's own parameters; None where it is of another shape, or has adapters on its layers."""
+    if model.config.model_type not in FAMILY or model.config.hidden_act != "silu":
+        return None
+    layers = []
+    for layer in model.base_model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        query, key, value = inwards = (attention.q_proj, attention.k_proj, attention.v_proj)
+        others = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if any(type(linear) is not torch.nn.Linear for linear in (*inwards, *others)):
+            return None
+        if any(linear.bias is not None for linear in others):
+            return None
+        normed = hasattr(attention, "q_norm")
+        layers.append(
+            LayerWeights(
+                attention.head_dim,
+                AttentionWeights(
+                    layer.input_layernorm.weight,
+                    *(query.weight, query.bias, key.weight, key.bias, value.weight, value.bias),
+                    attention.q_norm.weight if normed else None,
+                    attention.k_norm.weight if normed else None,
+                    attention.o_proj.weight,
+                ),
+                MLPWeights(
+                    layer.post_attention_layernorm.weight,
+                    mlp.gate_proj.weight,
+                    mlp.up_proj.weight,
+                    mlp.down_proj.weight,
+                ),
+            )
+        )
+    return layers
