@@ -387,7 +387,7 @@ def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Ten
         gate, up = (states @ layer.gate_and_up).chunk(2, dim=-1)
         product = cpu_kernels.swiglu(gate, up) if cache.compiled else functional.silu(gate).mul_(up)
         hidden = hidden.addmm(product, layer.down)
-    return model.get_output_embeddings()(inner.norm(hidden))
+    return model.get_output_embeddings()(_rms_norm(hidden, inner.norm.weight, epsilon, cache.compiled))
 
 
 def _rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, compiled: bool) -> Tensor:

@@ -191,7 +191,7 @@ class _Decoder:
         compiled = self.layers is not None and cpu_kernels.serve(next(policy.model.parameters()))
         self.cache = Cache(seats=sampling.n) if capture else Cache(compiled=compiled)
         self.decode = ReplayedSteps(capture) if capture else decode
-        self.eos_ids = np.array(sorted(policy.eos_ids))
+        self.ends = np.isin(np.arange(policy.model.config.vocab_size), sorted(policy.eos_ids))  # (V,)
 
     @property
     def live(self) -> int:
@@ -251,7 +251,7 @@ class _Decoder:
         rows, sampling = self.rows[first:], self.sampling
         counts = self.generated[rows]
         if (early := counts < sampling.min_tokens).any():
-            too_early, eos = torch.from_numpy(np.flatnonzero(early)), torch.from_numpy(self.eos_ids)
+            too_early, eos = torch.from_numpy(np.flatnonzero(early)), torch.from_numpy(np.flatnonzero(self.ends))
             logits[too_early.to(self.device)[:, None], eos.to(self.device)] = float("-inf")
         tokens, logprobs = sample_tokens(logits, sampling, rows + self.first_row, counts)
         # Both in one transfer: on a GPU, a step waits for its results a single time.
@@ -270,7 +270,7 @@ class _Decoder:
         counts, sampling, texts = self.generated[rows], self.sampling, self.texts
         tokens, may_end = self.ids[rows, self.generated[rows] - 1], counts > sampling.min_tokens
         reasons: dict[int, FinishReason] = {}
-        for offset in np.flatnonzero(may_end & np.isin(tokens, self.eos_ids)).tolist():
+        for offset in np.flatnonzero(may_end & self.ends[tokens]).tolist():
             reasons[offset] = "eos"
         if sampling.stop:
             for offset in np.flatnonzero(may_end & texts.may_end(tokens, sampling.stop)).tolist():
