@@ -19,9 +19,9 @@ LAYERS = {
     1: ["types", "randomness", "packing", "head", "families"],
     2: [
         *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
-        *("canary", "http_json", "processes", "vllm_wire", "budget", "decode", "packed_layers"),
+        *("http_json", "processes", "vllm_wire", "budget", "decode", "packed_layers"),
     ],
-    3: ["tasks", "workers", "trackers", "decode_graphs"],
+    3: ["canary", "tasks", "workers", "trackers", "decode_graphs"],
     4: ["engines", "microbatches", "countdown", "evaluate"],
     5: ["training", "policy_gradient", "discovery", "report"],
     6: ["recipes"],

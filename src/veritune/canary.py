@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from veritune.errors import EngineError
+from veritune.head import score_tokens
+from veritune.packed_layers import packed_hidden_states
+from veritune.packing import pack_rows
 from veritune.types import Completion, Engine, Sampling
 
 SAMPLING = Sampling(temperature=2.0, max_tokens=8, n=8, seed=0)
@@ -67,23 +70,15 @@ def require_served(model: Any, completions: Sequence[Completion], version: int, 
 
 
 @torch.inference_mode()
-def trainer_log_probs(model: Any, completions: Sequence[Completion]) -> list[Tensor]:
-    """log p of every response id under `model` at the canary's temperature: N tensors (length,) on the CPU."""
-    device = next(model.parameters()).device
-    rows = [torch.tensor([*completion.prompt_ids, *completion.ids]) for completion in completions]
-    # Padding stands on the right, where causal attention cannot see it.
-    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)  # (B, T)
+def trainer_log_probs(model: Any, completions: Sequence[Completion]) -> tuple[Tensor, ...]:
+    """log p of every response id at the canary's temperature, as the trainer scores it: N tensors (length,)."""
+    responses = [completion.ids for completion in completions]
+    packed = pack_rows(
+        [completion.prompt_ids for completion in completions], responses, next(model.parameters()).device
+    )
     was_training = model.training
     model.eval()
-    logits = model(input_ids=input_ids, use_cache=False).logits
+    hidden = packed_hidden_states(model, packed)
     model.train(was_training)
-    log_probs = (
-        (logits[:, :-1].float() / SAMPLING.temperature)
-        .log_softmax(dim=-1)
-        .gather(-1, input_ids[:, 1:, None])[..., 0]
-        .cpu()
-    )
-    return [
-        row[len(completion.prompt_ids) - 1 : len(completion.prompt_ids) + len(completion.ids) - 1]
-        for row, completion in zip(log_probs, completions, strict=True)
-    ]
+    scores = score_tokens(hidden, model.get_output_embeddings(), packed.labels, SAMPLING.temperature)
+    return scores.cpu().split([len(response) for response in responses])
