@@ -78,7 +78,7 @@ class Rollout:
         positions = [len(sequence) for sequence in self.sequences]
         for sequence, token in zip(self.sequences, tokens, strict=True):
             sequence.append(token)
-        self.cache.begin_step(places)
+        self.cache.begin_step(places, 1000)
         beyond = [0] * (self.cache.rows - len(tokens))
         tokens, positions = torch.tensor([tokens + beyond, positions + beyond])
         logits = self.decode(self.model, self.layers, self.cache, tokens, positions)
@@ -133,6 +133,16 @@ def test_replayed_steps_give_the_logits_of_the_whole_sequence(name):
     # 26 steps in 5 allocations: three times rows come, twice all columns are full. The first step of each runs as it
     # is, and the last allocation has no other.
     assert (tracer.captures, tracer.replays) == (4, 21)
+
+
+def test_the_cache_grows_in_blocks_and_not_beyond_what_will_be_written():
+    cache, widths = Cache(), []
+    cache.admit([(torch.zeros(1, 1, 3, 1), torch.zeros(1, 1, 3, 1))], [3], np.zeros(2, dtype=np.int64))
+    for written in range(45):
+        cache.begin_step(2, 45 - written)
+        widths.append(cache.width)
+    # Blocks of 8, 8 and 16 columns, by the root of 6 * 8 and of 6 * 16; after 32, of 16 again, of which 13 are needed.
+    assert widths == [8] * 8 + [16] * 8 + [32] * 16 + [45] * 13
 
 
 def test_few_sizes_of_rows_are_captured():

@@ -240,8 +240,8 @@ def test_the_cache_has_as_many_columns_as_the_engines(tokens):
     cache = Cache()
     cache.admit([(torch.zeros(1, 1, 3, 1), torch.zeros(1, 1, 3, 1))], [3], np.zeros(2, dtype=np.int64))
     widths = [0]
-    for _ in range(tokens - 1):  # the last token is not written
-        cache.begin_step(2)
+    for number in range(1, tokens):  # the last token is not written
+        cache.begin_step(2, tokens - number)
         if cache.width != widths[-1]:
             widths.append(cache.width)
     assert cache_columns(tokens - 1) == ((widths[-2], widths[-1]) if tokens > 1 else (0, 0))

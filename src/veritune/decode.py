@@ -21,7 +21,7 @@ from veritune import cpu_kernels
 from veritune.families import LayerWeights
 
 STEP = 8
-"""The cache grows by multiples of so many columns."""
+"""The cache grows by multiples of so many columns, as long as that many will be written."""
 
 
 class Cache:
@@ -117,14 +117,17 @@ class Cache:
             self.slots = new_slots[self.slots]
         self.stale = True
 
-    def begin_step(self, places: int) -> None:
-        """Have a column for every live row to write, in at least `places` rows where that takes a new allocation."""
+    def begin_step(self, places: int, columns: int) -> None:
+        """Have a column for every live row to write, in at least `places` rows where that takes a new allocation.
+
+        `columns` are the most that a row still writes, this one counted.
+        """
         self.column += 1
         if self.seats:
             places = graph_size(places)
         shrinks = self.seats and self.keys and places < len(self.keys[0])
         if self.column == self.width or self.live > len(self.keys[0]) or shrinks:
-            self._grow(places)
+            self._grow(places, columns)
             self._replaced()
         if self.seats:
             self.column_index.fill_(self.column)
@@ -150,12 +153,12 @@ class Cache:
             self.seating, self.mask = seating, mask
         self.stale = False
 
-    def _grow(self, places: int) -> None:
-        """Allocate anew, for the columns that some live row has written and a block more."""
+    def _grow(self, places: int, columns: int) -> None:
+        """Allocate anew, for the columns that some live row has written and a block more, of `columns` at most."""
         first = int(self.first_columns.min())
         written = self.column - first
         # On average half of the new columns is read in vain at every step; copying the old ones costs three readings.
-        width = written + STEP * max(1, math.ceil(math.sqrt(6 * written) / STEP))
+        width = written + min(STEP * max(1, math.ceil(math.sqrt(6 * written) / STEP)), columns)
         for stored, prompts in ((self.keys, self.prompt_keys), (self.values, self.prompt_values)):
             for layer, prompt in enumerate(prompts):
                 new = prompt.new_empty(places, prompt.shape[1], width, prompt.shape[3])

@@ -237,7 +237,10 @@ class _Decoder:
         if not self.live:
             return
         # Places that nobody waits for are given up whenever the cache is allocated anew.
-        self.cache.begin_step(self.places if self.waiting else self.live)
+        if self.waiting:
+            self.cache.begin_step(self.places, self.sampling.max_tokens)
+        else:  # a row's newest token is written now, and its last one never
+            self.cache.begin_step(self.live, self.sampling.max_tokens - int(self.generated[self.rows].min()))
         newest = np.zeros((2, self.cache.rows), dtype=np.int64)  # with fixed shapes, rows beyond the live ones too
         newest[0, : self.live] = self.ids[self.rows, self.generated[self.rows] - 1]
         newest[1, : self.live] = self.positions

@@ -155,10 +155,11 @@ def _native_memory(shape: Shape, itemsize: int, config: PlanConfig) -> RolloutMe
 
 
 def cache_columns(written: int) -> tuple[int, int]:
-    """Columns of `decode.Cache` before it grew last, and after that, once it holds `written` tokens a row."""
+    """Columns of `decode.Cache` before it grew last, and after that, where a row writes `written` tokens."""
     before, columns = 0, 0
     while columns < written:
-        before, columns = columns, columns + STEP * max(1, math.ceil(math.sqrt(6 * columns) / STEP))
+        block = STEP * max(1, math.ceil(math.sqrt(6 * columns) / STEP))
+        before, columns = columns, columns + min(block, written - columns)
     return before, columns
 
 
