@@ -157,8 +157,7 @@ class Cache:
         """Allocate anew, for the columns that some live row has written and a block more, of `columns` at most."""
         first = int(self.first_columns.min())
         written = self.column - first
-        # On average half of the new columns is read in vain at every step; copying the old ones costs three readings.
-        width = written + min(STEP * max(1, math.ceil(math.sqrt(6 * written) / STEP)), columns)
+        width = written + block_of_columns(written, columns)
         for stored, prompts in ((self.keys, self.prompt_keys), (self.values, self.prompt_values)):
             for layer, prompt in enumerate(prompts):
                 new = prompt.new_empty(places, prompt.shape[1], width, prompt.shape[3])
@@ -243,6 +242,14 @@ class Cache:
 
     def get_seq_length(self, layer: int = 0) -> int:
         return self.mask.shape[-1] - 1
+
+
+def block_of_columns(written: int, columns: int) -> int:
+    """How many columns a cache that holds `written` grows by, where a row still writes `columns` at most.
+
+    On average half of the new columns is read in vain at every step; copying the old ones costs three readings.
+    """
+    return min(STEP * max(1, math.ceil(math.sqrt(6 * written) / STEP)), columns)
 
 
 def fill_gaps(gone: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:

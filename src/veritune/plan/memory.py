@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from veritune.configs import EngineConfig
-from veritune.decode import STEP
+from veritune.decode import block_of_columns
 from veritune.families import FAMILY
 from veritune.head import CHUNK_LOGITS
 from veritune.plan.config import PlanConfig
@@ -158,8 +157,7 @@ def cache_columns(written: int) -> tuple[int, int]:
     """Columns of `decode.Cache` before it grew last, and after that, where a row writes `written` tokens."""
     before, columns = 0, 0
     while columns < written:
-        block = STEP * max(1, math.ceil(math.sqrt(6 * columns) / STEP))
-        before, columns = columns, columns + min(block, written - columns)
+        before, columns = columns, columns + block_of_columns(columns, written - columns)
     return before, columns
 
 
