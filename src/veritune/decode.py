@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from veritune import cpu_kernels
-from veritune.families import LayerWeights
+from veritune.families import LayerWeights, rotary_of
 
 STEP = 8
 """The cache grows by multiples of so many columns, as long as that many will be written."""
@@ -382,14 +382,13 @@ def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Ten
     inner, epsilon = model.base_model, model.config.rms_norm_eps
     rows = tokens.shape[0]
     hidden = functional.embedding(tokens, inner.embed_tokens.weight)  # (B, E)
-    cosine, sine = inner.rotary_emb(hidden, positions[:, None])  # (B, 1, D) each
-    half = sine.shape[-1] // 2
-    rotary = cosine, torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)
+    rotary = rotary_of(model, hidden, positions[:, None])  # (B, 1, D) each
+    size = rotary[0].shape[-1]
     for index, layer in enumerate(layers):
         states = _rms_norm(hidden, layer.attention_norm, epsilon, cache.compiled)
         bias = layer.inwards_bias
         vectors = states @ layer.inwards if bias is None else bias.addmm(states, layer.inwards)
-        vectors, value = vectors.view(rows, -1, 2 * half).split((sum(layer.heads), layer.heads[1]), dim=1)
+        vectors, value = vectors.view(rows, -1, size).split((sum(layer.heads), layer.heads[1]), dim=1)
         if layer.head_norms is not None:
             vectors = functional.rms_norm(vectors, vectors.shape[-1:], None, epsilon) * layer.head_norms
         hidden = hidden.addmm(cache.attend(index, vectors, value, rotary), layer.outwards)

@@ -76,3 +76,10 @@ def layers_of(model: Any) -> list[LayerWeights] | None:
             )
         )
     return layers
+
+
+def rotary_of(model: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of rotary positions, (..., D) each for `positions` (...), the sine negative in its first half."""
+    cosine, sine = model.base_model.rotary_emb(hidden, positions)
+    half = sine.shape[-1] // 2
+    return cosine, torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from veritune import cpu_kernels
-from veritune.families import AttentionWeights, LayerWeights, MLPWeights, layers_of
+from veritune.families import AttentionWeights, LayerWeights, MLPWeights, layers_of, rotary_of
 from veritune.packing import PackedRows, Packing, Segment, attention_backward, attention_forward
 
 
@@ -90,12 +90,9 @@ def _apart(vectors: Tensor, written: Tensor) -> Tensor:
 
 def _embed(model: Any, input_ids: Tensor, position_ids: Tensor, packing: Packing) -> tuple[Tensor, Surroundings]:
     """Hidden states (N, E) before the first layer, of ids and positions (1, N)."""
-    inner = model.base_model
-    hidden = inner.embed_tokens(input_ids)
-    cosine, sine = inner.rotary_emb(hidden, position_ids)
-    half = sine.shape[-1] // 2
-    signed = torch.cat((-sine[0, :, :half], sine[0, :, half:]), dim=-1)
-    return hidden[0], Surroundings(packing, cosine[0].contiguous(), signed, model.config.rms_norm_eps)
+    hidden = model.base_model.embed_tokens(input_ids)
+    cosine, sine = rotary_of(model, hidden, position_ids)
+    return hidden[0], Surroundings(packing, cosine[0].contiguous(), sine[0], model.config.rms_norm_eps)
 
 
 def _layer(hidden: Tensor, surroundings: Surroundings, layer: LayerWeights) -> Tensor:
