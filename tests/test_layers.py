@@ -21,7 +21,7 @@ LAYERS = {
         *("primitives", "grading", "runs", "configs", "prompts", "tables", "countdown_traces", "assets", "policies"),
         *("http_json", "processes", "vllm_wire", "budget", "decode", "packed_layers"),
     ],
-    3: ["canary", "tasks", "workers", "trackers", "decode_graphs"],
+    3: ["canary", "tasks", "workers", "trackers", "decode_graphs", "compiled_steps"],
     4: ["engines", "microbatches", "countdown", "evaluate"],
     5: ["training", "policy_gradient", "discovery", "report"],
     6: ["recipes"],

@@ -1,4 +1,5 @@
-/* What decode steps and training do between matrix products: on a CPU, in float32, without a copy, a mask or padding.
+/* What training does between matrix products, and a whole decode step: on a CPU, in float32, without a copy, a mask or
+   padding.
 
    Plain loops, which compilers turn into vector instructions where sums may be taken in any order (-ffast-math). */
 
@@ -65,16 +66,17 @@ INLINE float scale_of(const float *restrict hidden, int64_t size, float epsilon)
     return 1 / sqrtf(squares / size + epsilon);
 }
 
-/* weight * x / sqrt(mean(x^2) + epsilon), a row at a time. */
+/* weight * x / sqrt(mean(x^2) + epsilon). `normed` may be `hidden`. */
+INLINE void norm_vector(const float *hidden, const float *restrict weight, int64_t size, float epsilon, float *normed) {
+    float scale = scale_of(hidden, size, epsilon);
+#pragma GCC ivdep
+    for (int64_t d = 0; d < size; d++) normed[d] = hidden[d] * scale * weight[d];
+}
+
+/* A row at a time. */
 INLINE void rms_norm(const struct Norm *norm, int64_t begin, int64_t end) {
-    int64_t size = norm->size;
-    const float *restrict weight = norm->weight;
-    for (int64_t row = begin; row < end; row++) {
-        const float *restrict hidden = norm->hidden + row * size;
-        float *restrict normed = norm->normed + row * size;
-        float scale = scale_of(hidden, size, norm->epsilon);
-        for (int64_t d = 0; d < size; d++) normed[d] = hidden[d] * scale * weight[d];
-    }
+    for (int64_t row = begin, size = norm->size; row < end; row++)
+        norm_vector(norm->hidden + row * size, norm->weight, size, norm->epsilon, norm->normed + row * size);
 }
 EXPORT(rms_norm, (const struct Norm *norm, int64_t begin, int64_t end), (norm, begin, end))
 
@@ -102,57 +104,34 @@ EXPORT(
 )
 
 struct Gated {
-    int64_t size, stride;   /* from a row of gate and of up to the next one */
-    const float *gate, *up; /* (rows, size) */
-    float *product;         /* (rows, size), as are the others */
+    const float *gate, *up; /* (numbers,), as are the others */
+    float *product;
     const float *slope;     /* of the loss by the product */
     float *of_gate, *of_up; /* of_gate may be in the place of slope */
 };
 
 /* gate / (1 + e^-gate) * up. */
+INLINE void multiply(const float *restrict gate, const float *restrict up, int64_t count, float *restrict product) {
+    for (int64_t d = 0; d < count; d++) product[d] = gate[d] / (1 + exponential(-gate[d])) * up[d];
+}
+
 INLINE void swiglu(const struct Gated *gated, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) {
-        const float *restrict gate = gated->gate + row * gated->stride, *restrict up = gated->up + row * gated->stride;
-        float *restrict product = gated->product + row * gated->size;
-        for (int64_t d = 0; d < gated->size; d++) product[d] = gate[d] / (1 + exponential(-gate[d])) * up[d];
-    }
+    multiply(gated->gate + begin, gated->up + begin, end - begin, gated->product + begin);
 }
 EXPORT(swiglu, (const struct Gated *gated, int64_t begin, int64_t end), (gated, begin, end))
 
 /* Its slopes. */
 INLINE void swiglu_backward(const struct Gated *gated, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) {
-        const float *restrict gate = gated->gate + row * gated->stride, *restrict up = gated->up + row * gated->stride;
-        const float *slope = gated->slope + row * gated->size;
-        float *restrict of_up = gated->of_up + row * gated->size;
-        float *of_gate = gated->of_gate + row * gated->size;
+    const float *restrict gate = gated->gate, *restrict up = gated->up, *slope = gated->slope;
+    float *restrict of_up = gated->of_up, *of_gate = gated->of_gate;
 #pragma GCC ivdep
-        for (int64_t d = 0; d < gated->size; d++) {
-            float sigmoid = 1 / (1 + exponential(-gate[d])), silu = gate[d] * sigmoid, by_product = slope[d];
-            of_up[d] = by_product * silu;
-            of_gate[d] = by_product * up[d] * (sigmoid + silu * (1 - sigmoid));
-        }
+    for (int64_t d = begin; d < end; d++) {
+        float sigmoid = 1 / (1 + exponential(-gate[d])), silu = gate[d] * sigmoid, by_product = slope[d];
+        of_up[d] = by_product * silu;
+        of_gate[d] = by_product * up[d] * (sigmoid + silu * (1 - sigmoid));
     }
 }
 EXPORT(swiglu_backward, (const struct Gated *gated, int64_t begin, int64_t end), (gated, begin, end))
-
-struct Step {
-    int64_t heads, kv_heads, size, prompt_width, width;
-    int64_t column; /* the present one */
-    float scale;
-    const float *query_and_key; /* (rows, heads + kv_heads, size), of each row `stride` after the row before */
-    int64_t stride;
-    const float *value; /* (rows, kv_heads, size), likewise */
-    int64_t value_stride;
-    const float *cosine, *sine;               /* (rows, size) */
-    const float *prompt_keys, *prompt_values; /* (prompts, kv_heads, prompt_width, size) */
-    float *keys, *values;                     /* (rows, kv_heads, width, size) */
-    const int64_t *order;                     /* (rows,) siblings one after another: their prompt is then at hand */
-    const int64_t *slots;                     /* (rows,) the prompt of each row */
-    const int64_t *prompt_lengths;            /* (prompts,) */
-    const int64_t *first_columns;             /* (rows,) */
-    float *mixed;                             /* (rows, heads, size) */
-};
 
 /* Rotary positions: the sine has its sign changed in the first half already. `rotated` may be `vector`. */
 INLINE void rotate(const float *vector, const float *cosine, const float *sine, int64_t size, float *rotated) {
@@ -224,43 +203,164 @@ INLINE void spread(
         for (int64_t d = 0; d < size; d++) sums[j * stride + d] += weights[j] * vector[d];
 }
 
-INLINE void attend_rows(const struct Step *step, int64_t size, int64_t begin, int64_t end, float *weights) {
-    int64_t heads = step->heads, kv_heads = step->kv_heads, group = heads / kv_heads;
-    for (int64_t i = begin; i < end; i++) {
-        int64_t row = step->order[i], slot = step->slots[row], first = step->first_columns[row];
-        int64_t prompt_length = step->prompt_lengths[slot], own = step->column + 1 - first, count = prompt_length + own;
-        const float *vectors = step->query_and_key + row * step->stride;
-        const float *cosine = step->cosine + row * size, *sine = step->sine + row * size;
-        for (int64_t head = 0; head < heads; head++) {
-            int64_t kv_head = head / group;
-            int64_t prompt = (slot * kv_heads + kv_head) * step->prompt_width * size;
-            int64_t past = ((row * kv_heads + kv_head) * step->width + first) * size;
-            if (head % group == 0) { /* the first that reads them */
-                int64_t newest = past + (own - 1) * size;
-                rotate(vectors + (heads + kv_head) * size, cosine, sine, size, step->keys + newest);
-                const float *value = step->value + row * step->value_stride + kv_head * size;
-                memcpy(step->values + newest, value, size * sizeof(float));
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+
+/* out += vectors @ panel, for `rows` rows, a compile-time constant of at most 6: so many pairs of registers hold sums. */
+INLINE void add_block(
+    int rows, const float *restrict vectors, int64_t stride, int64_t depth, const float *restrict panel,
+    float *restrict out, int64_t columns
+) {
+    Eight left[6], right[6];
+#pragma GCC unroll 6
+    for (int row = 0; row < rows; row++) {
+        left[row] = *(const Eight *)(out + row * columns);
+        right[row] = *(const Eight *)(out + row * columns + 8);
+    }
+    for (int64_t k = 0; k < depth; k++) {
+        Eight first = *(const Eight *)(panel + 16 * k), second = *(const Eight *)(panel + 16 * k + 8);
+        __builtin_prefetch(panel + 16 * k + 512);
+#pragma GCC unroll 6
+        for (int row = 0; row < rows; row++) {
+            left[row] += vectors[row * stride + k] * first;
+            right[row] += vectors[row * stride + k] * second;
+        }
+    }
+#pragma GCC unroll 6
+    for (int row = 0; row < rows; row++) {
+        *(Eight *)(out + row * columns) = left[row];
+        *(Eight *)(out + row * columns + 8) = right[row];
+    }
+}
+
+/* out += vectors @ matrix: `vectors` are (rows, depth), each `stride` after the one before, `out` (rows, columns). The
+   matrix consists of panels of 16 columns, each (depth, 16), of which a part that fits the first cache meets all rows. */
+INLINE void add_product(
+    const float *vectors, int64_t stride, int64_t rows, int64_t depth, const float *panels, float *out, int64_t columns
+) {
+    int64_t blocks = (rows + 5) / 6; /* of nearly as many rows each: one of few would keep the panels waiting */
+    for (int64_t column = 0; column < columns; column += 16) {
+        for (int64_t k = 0; k < depth; k += 256) {
+            const float *panel = panels + column * depth + 16 * k;
+            int64_t some = depth - k < 256 ? depth - k : 256;
+            for (int64_t block = 0; block < blocks; block++) {
+                int64_t row = rows * block / blocks, next = rows * (block + 1) / blocks;
+                const float *from = vectors + row * stride + k;
+                float *to = out + row * columns + column;
+                switch (next - row) {
+                    case 1: add_block(1, from, stride, some, panel, to, columns); break;
+                    case 2: add_block(2, from, stride, some, panel, to, columns); break;
+                    case 3: add_block(3, from, stride, some, panel, to, columns); break;
+                    case 4: add_block(4, from, stride, some, panel, to, columns); break;
+                    case 5: add_block(5, from, stride, some, panel, to, columns); break;
+                    default: add_block(6, from, stride, some, panel, to, columns);
+                }
             }
-            float query[size], sum[size], highest;
-            rotate(vectors + head * size, cosine, sine, size, query);
-            score(query, step->prompt_keys + prompt, prompt_length, size, size, step->scale, weights);
-            score(query, step->keys + past, own, size, size, step->scale, weights + prompt_length);
-            float total = exponentials(weights, count, &highest);
-            for (int64_t d = 0; d < size; d++) sum[d] = 0;
-            mix(weights, step->prompt_values + prompt, prompt_length, size, size, sum);
-            mix(weights + prompt_length, step->values + past, own, size, size, sum);
-            float *mixed = step->mixed + (row * heads + head) * size;
-            for (int64_t d = 0; d < size; d++) mixed[d] = sum[d] / total;
         }
     }
 }
 
-/* Each row's newest key and value enter the cache, and its query attends to its prompt and its own past: for the rows
-   order[begin] to order[end - 1]. `weights` has room for prompt_width + width numbers. */
-INLINE void attend(const struct Step *step, int64_t begin, int64_t end, float *weights) {
-    WITH_SIZE(step->size, attend_rows, step, begin, end, weights)
+/* The next whole number of panels. */
+INLINE int64_t padded(int64_t columns) { return (columns + 15) / 16 * 16; }
+
+struct StepLayer {
+    const float *attention_norm;         /* (width,) */
+    const float *inwards, *inwards_bias; /* to queries, keys and values, in panels; the bias, (columns,), or NULL */
+    const float *query_norm, *key_norm;  /* (size,), or NULL */
+    const float *outwards, *mlp_norm, *gate_and_up, *down;
+    const float *prompt_keys, *prompt_values; /* (prompts, kv_heads, prompt_columns, size) */
+    float *keys, *values;                     /* (rows, kv_heads, columns, size) */
+};
+
+struct Step {
+    int64_t layers, width, heads, kv_heads, size, inner, prompt_columns, columns;
+    int64_t column; /* the present one */
+    float epsilon;
+    const struct StepLayer *layer;
+    const float *embeddings;      /* (ids, width) */
+    const float *norm;            /* (width,), the last one */
+    const float *cosine, *sine;   /* (rows, size) */
+    const int64_t *tokens;        /* (rows,) */
+    const int64_t *order;         /* (rows,) siblings one after another: their prompt is then at hand */
+    const int64_t *slots;         /* (rows,) the prompt of each row */
+    const int64_t *prompt_lengths; /* (prompts,) */
+    const int64_t *first_columns; /* (rows,) */
+    float *states;                /* (rows, width), normed */
+};
+
+/* The newest key and value of a row enter the cache; its queries attend to its prompt and its own past. `vectors` are
+   its queries, keys and values. */
+INLINE void attend(
+    const struct Step *step, const struct StepLayer *layer, int64_t size, int64_t row, float *vectors, float *weights,
+    float *restrict mixed
+) {
+    int64_t heads = step->heads, kv_heads = step->kv_heads, group = heads / kv_heads, slot = step->slots[row];
+    int64_t first = step->first_columns[row], own = step->column + 1 - first, prompt_length = step->prompt_lengths[slot];
+    const float *cosine = step->cosine + row * size, *sine = step->sine + row * size;
+    for (int64_t head = 0; head < heads + kv_heads; head++) {
+        float *vector = vectors + head * size;
+        const float *norm = head < heads ? layer->query_norm : layer->key_norm;
+        if (norm) norm_vector(vector, norm, size, step->epsilon, vector);
+        rotate(vector, cosine, sine, size, vector);
+    }
+    for (int64_t kv_head = 0; kv_head < kv_heads; kv_head++) {
+        int64_t newest = ((row * kv_heads + kv_head) * step->columns + step->column) * size;
+        memcpy(layer->keys + newest, vectors + (heads + kv_head) * size, size * sizeof(float));
+        memcpy(layer->values + newest, vectors + (heads + kv_heads + kv_head) * size, size * sizeof(float));
+    }
+    for (int64_t head = 0; head < heads; head++) {
+        int64_t prompt = (slot * kv_heads + head / group) * step->prompt_columns * size;
+        int64_t past = ((row * kv_heads + head / group) * step->columns + first) * size;
+        const float *query = vectors + head * size;
+        float scale = 1 / sqrtf(size), sum[size], highest;
+        score(query, layer->prompt_keys + prompt, prompt_length, size, size, scale, weights);
+        score(query, layer->keys + past, own, size, size, scale, weights + prompt_length);
+        float total = exponentials(weights, prompt_length + own, &highest);
+        for (int64_t d = 0; d < size; d++) sum[d] = 0;
+        mix(weights, layer->prompt_values + prompt, prompt_length, size, size, sum);
+        mix(weights + prompt_length, layer->values + past, own, size, size, sum);
+        for (int64_t d = 0; d < size; d++) mixed[head * size + d] = sum[d] / total;
+    }
 }
-EXPORT(attend, (const struct Step *step, int64_t begin, int64_t end, float *weights), (step, begin, end, weights))
+
+INLINE void decode_rows(const struct Step *step, int64_t size, int64_t begin, int64_t end, float *scratch) {
+    int64_t width = step->width, inner = step->inner, heads = step->heads * size, rows = end - begin;
+    int64_t stride = padded(width), all = padded(heads + 2 * step->kv_heads * size), both = padded(2 * inner);
+    const int64_t *order = step->order + begin;
+    float *hidden = scratch, *states = hidden + rows * stride, *vectors = states + rows * stride;
+    float *mixed = vectors + rows * all, *gates = mixed + rows * heads, *products = gates + rows * both;
+    float *weights = products + rows * inner;
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(hidden + i * stride, step->embeddings + step->tokens[order[i]] * width, width * sizeof(float));
+    for (int64_t index = 0; index < step->layers; index++) {
+        const struct StepLayer *layer = step->layer + index;
+        for (int64_t i = 0; i < rows; i++) {
+            norm_vector(hidden + i * stride, layer->attention_norm, width, step->epsilon, states + i * stride);
+            if (layer->inwards_bias) memcpy(vectors + i * all, layer->inwards_bias, all * sizeof(float));
+            else memset(vectors + i * all, 0, all * sizeof(float));
+        }
+        add_product(states, stride, rows, width, layer->inwards, vectors, all);
+        for (int64_t i = 0; i < rows; i++)
+            attend(step, layer, size, order[i], vectors + i * all, weights, mixed + i * heads);
+        add_product(mixed, heads, rows, heads, layer->outwards, hidden, stride);
+        for (int64_t i = 0; i < rows; i++)
+            norm_vector(hidden + i * stride, layer->mlp_norm, width, step->epsilon, states + i * stride);
+        memset(gates, 0, rows * both * sizeof(float));
+        add_product(states, stride, rows, width, layer->gate_and_up, gates, both);
+        for (int64_t i = 0; i < rows; i++)
+            multiply(gates + i * both, gates + i * both + inner, inner, products + i * inner);
+        add_product(products, inner, rows, inner, layer->down, hidden, stride);
+    }
+    for (int64_t i = 0; i < rows; i++)
+        norm_vector(hidden + i * stride, step->norm, width, step->epsilon, step->states + order[i] * width);
+}
+
+/* The last hidden states of the rows order[begin] to order[end - 1] after one more token each. `scratch` has room for
+   padded(width) twice, padded((heads + 2 kv_heads) size), heads * size, padded(2 inner) and inner numbers a row, and for
+   prompt_columns + columns beside. */
+INLINE void decode(const struct Step *step, int64_t begin, int64_t end, float *scratch) {
+    WITH_SIZE(step->size, decode_rows, step, begin, end, scratch)
+}
+EXPORT(decode, (const struct Step *step, int64_t begin, int64_t end, float *scratch), (step, begin, end, scratch))
 
 struct Packed {
     int64_t heads, kv_heads, size, tokens, segments;

@@ -1,8 +1,8 @@
-"""What decode steps and training do between matrix products on a CPU, as compiled from `cpu_kernels.c` at installation.
+"""Training between matrix products, and whole decode steps, on a CPU: as compiled from `cpu_kernels.c` at installation.
 
-torch's operators take up to seven times as long: a single query's attention is a dozen of them, mostly copies, and
-packed attention one call for every segment. Where no compiler was at hand, for other numbers than float32 and on GPUs,
-their callers make the same of torch's operators.
+torch's operators take up to seven times as long: a single query's attention is a dozen of them, mostly copies, packed
+attention one call for every segment, and a product of few rows spends its time on putting the matrix in order. Where no
+compiler was at hand, for other numbers than float32 and on GPUs, their callers make the same of torch's operators.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTEGER, NUMBER, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 SCRATCH = {
     **{"veritune_rms_norm": 0, "veritune_rms_norm_backward": 1, "veritune_swiglu": 0, "veritune_swiglu_backward": 0},
-    **{"veritune_rotate_tokens": 0, "veritune_attend": 1, "veritune_packed_forward": 1, "veritune_packed_backward": 2},
+    **{"veritune_rotate_tokens": 0, "veritune_decode": 1, "veritune_packed_forward": 1, "veritune_packed_backward": 2},
 }
 """The functions, each for a structure and a range, and how many pieces of scratch memory each takes beside."""
 
@@ -38,10 +38,7 @@ class Norm(ctypes.Structure):
 class Gated(ctypes.Structure):
     """`struct Gated`, field for field."""
 
-    _fields_ = (
-        *((name, INTEGER) for name in ("size", "stride")),
-        *((name, POINTER) for name in ("gate", "up", "product", "slope", "of_gate", "of_up")),
-    )
+    _fields_ = tuple((name, POINTER) for name in ("gate", "up", "product", "slope", "of_gate", "of_up"))
 
 
 class Rotary(ctypes.Structure):
@@ -53,15 +50,25 @@ class Rotary(ctypes.Structure):
     )
 
 
+class StepLayer(ctypes.Structure):
+    """`struct StepLayer`, field for field."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("attention_norm", "inwards", "inwards_bias", "query_norm", "key_norm")),
+        *((name, POINTER) for name in ("outwards", "mlp_norm", "gate_and_up", "down")),
+        *((name, POINTER) for name in ("prompt_keys", "prompt_values", "keys", "values")),
+    )
+
+
 class Step(ctypes.Structure):
     """`struct Step`, field for field."""
 
     _fields_ = (
-        *((name, INTEGER) for name in ("heads", "kv_heads", "size", "prompt_width", "width", "column")),
-        *(("scale", NUMBER), ("query_and_key", POINTER), ("stride", INTEGER)),
-        *(("value", POINTER), ("value_stride", INTEGER), ("cosine", POINTER), ("sine", POINTER)),
-        *((name, POINTER) for name in ("prompt_keys", "prompt_values", "keys", "values")),
-        *((name, POINTER) for name in ("order", "slots", "prompt_lengths", "first_columns", "mixed")),
+        *((name, INTEGER) for name in ("layers", "width", "heads", "kv_heads", "size", "inner")),
+        *((name, INTEGER) for name in ("prompt_columns", "columns", "column")),
+        *(("epsilon", NUMBER), ("layer", ctypes.POINTER(StepLayer))),
+        *((name, POINTER) for name in ("embeddings", "norm", "cosine", "sine")),
+        *((name, POINTER) for name in ("tokens", "order", "slots", "prompt_lengths", "first_columns", "states")),
     )
 
 
@@ -97,7 +104,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """weight * hidden / sqrt(mean(hidden^2) + epsilon), (..., E)."""
     hidden = hidden.contiguous()
     normed = torch.empty_like(hidden)
-    _share("veritune_rms_norm", Norm(len(weight), epsilon, *_pointers(hidden, weight, normed)), _rows(hidden))
+    _share("veritune_rms_norm", Norm(len(weight), epsilon, *pointers(hidden, weight, normed)), _rows(hidden))
     return normed
 
 
@@ -105,66 +112,34 @@ def rms_norm_backward(slope: Tensor, hidden: Tensor, weight: Tensor, epsilon: fl
     """The slopes of a loss by `hidden` and by `weight`, from its slope by what was normed."""
     slope, hidden = slope.contiguous(), hidden.contiguous()
     of_hidden, size = torch.empty_like(hidden), len(weight)
-    norm = Norm(size, epsilon, *_pointers(hidden, weight, None, slope, of_hidden))
+    norm = Norm(size, epsilon, *pointers(hidden, weight, None, slope, of_hidden))
     parts = _share("veritune_rms_norm_backward", norm, _rows(hidden), [size])
     return of_hidden, torch.from_numpy(sum(of_weight for (of_weight,) in parts))
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, (..., F): of two matrices, or of the halves of one with gate and up side by side."""
-    product = gate.new_empty(gate.shape)
-    _share("veritune_swiglu", Gated(gate.shape[-1], _stride(gate, up), *_pointers(gate, up, product)), _rows(gate))
+    """silu(gate) * up, of one shape, both contiguous."""
+    product = torch.empty_like(gate)
+    _share("veritune_swiglu", Gated(*pointers(gate, up, product)), gate.numel())
     return product
 
 
 def swiglu_backward(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes of a loss by `gate`, which takes the place of the product's, and by `up`."""
-    assert slope.is_contiguous()
-    of_up = torch.empty_like(slope)
-    pointers = _pointers(gate, up, None, slope, slope, of_up)
-    _share("veritune_swiglu_backward", Gated(gate.shape[-1], _stride(gate, up), *pointers), _rows(gate))
+    """The slopes of a loss by `gate`, which takes the place of the product's, and by `up`; all are contiguous."""
+    of_up = torch.empty_like(up)
+    _share("veritune_swiglu_backward", Gated(*pointers(gate, up, None, slope, slope, of_up)), gate.numel())
     return slope, of_up
 
 
 def rotate_(vectors: Tensor, cosine: Tensor, sine: Tensor) -> None:
     """Rotary positions of `vectors` (N, heads, D), in their place; `sine` (N, D) is negative in its first half."""
-    assert vectors.is_contiguous() and cosine.is_contiguous() and sine.is_contiguous()
     tokens, heads, size = vectors.shape
-    _share("veritune_rotate_tokens", Rotary(heads, size, *_pointers(vectors, cosine, sine)), tokens)
+    _share("veritune_rotate_tokens", Rotary(heads, size, *pointers(vectors, cosine, sine)), tokens)
 
 
-def attend(
-    query_and_key: Tensor,
-    value: Tensor,
-    rotary: tuple[Tensor, Tensor],
-    stored: Sequence[Tensor],
-    order: np.ndarray,
-    slots: np.ndarray,
-    prompt_lengths: np.ndarray,
-    first_columns: np.ndarray,
-    column: int,
-) -> Tensor:
-    """Rotate and keep each row's newest key and value; its query's softmax attention to its prompt and its own past.
-
-    `query_and_key` (B, H + K, D), `value` (B, K, D), and `rotary` the cosine and the sine (B, 1, D), negative in its
-    first half. `stored` are the prompts' keys and values (S, K, P, D) and the rows' (at least B, K, W, D), contiguous.
-    A row reads `prompt_lengths[slots[row]]` of the prompt in its slot, writes `column` and reads from its first column
-    to there. The arrays are int64; `order` is any of the rows. torch's number of threads share them.
-    Returns (B, H * D).
-    """
-    rows, vectors, size = query_and_key.shape
-    heads, kv_heads = vectors - value.shape[1], value.shape[1]
-    mixed = query_and_key.new_empty(rows, heads * size)
-    prompt_width, width = stored[0].shape[2], stored[2].shape[2]
-    step = Step(
-        *(heads, kv_heads, size, prompt_width, width, column, size**-0.5),
-        *(query_and_key.data_ptr(), query_and_key.stride(0), value.data_ptr(), value.stride(0)),
-        *_pointers(*rotary, *stored),
-        *(array.ctypes.data for array in (order, slots, prompt_lengths, first_columns)),
-        mixed.data_ptr(),
-    )
-    _share("veritune_attend", step, rows, [prompt_width + width])
-    return mixed
+def decode(step: Step, rows: int, scratch: Sequence[Sequence[np.ndarray]]) -> None:
+    """A decode step of so many rows, a part of them for each piece of scratch memory."""
+    _call("veritune_decode", step, rows, scratch)
 
 
 def packed_attention(
@@ -209,20 +184,16 @@ def longest(segments: np.ndarray) -> int:
 def _packed(segments: np.ndarray, scale: float, query: Tensor, key: Tensor, *others: Tensor) -> Packed:
     tokens, heads, size = query.shape
     sizes = (heads, key.shape[1], size, tokens, len(segments))
-    return Packed(*sizes, scale, segments.ctypes.data, *_pointers(query, key, *others))
+    return Packed(*sizes, scale, segments.ctypes.data, *pointers(query, key, *others))
 
 
 def _rows(tensor: Tensor) -> int:
     return tensor.numel() // tensor.shape[-1]
 
 
-def _stride(gate: Tensor, up: Tensor) -> int:
-    """From one row of both to the next."""
-    assert gate.stride() == up.stride() and gate.stride(-1) == 1
-    return gate.stride(-2)
-
-
-def _pointers(*tensors: Tensor | None) -> Iterator[int | None]:
+def pointers(*tensors: Tensor | None) -> Iterator[int | None]:
+    """Where their numbers begin, which follow one another; None for None."""
+    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors)
     return (None if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
@@ -231,21 +202,26 @@ def _share(name: str, argument: ctypes.Structure, count: int, rooms: Sequence[in
 
     Returns what each part has left in its scratch memory, of so many numbers as `rooms` says.
     """
+    parts = max(1, min(torch.get_num_threads(), count))
+    scratch = [[np.empty(room, dtype=np.float32) for room in rooms] for _ in range(parts)]
+    _call(name, argument, count, scratch)
+    return scratch
+
+
+def _call(name: str, argument: ctypes.Structure, count: int, scratch: Sequence[Sequence[np.ndarray]]) -> None:
+    """A thread for each part, which has its own scratch memory."""
     opened = library()
     assert opened is not None
-    function, address = getattr(opened, name), ctypes.byref(argument)
+    function, address, parts = getattr(opened, name), ctypes.byref(argument), len(scratch)
 
-    def call(begin: int, end: int) -> list[np.ndarray]:
-        scratch = [np.empty(room, dtype=np.float32) for room in rooms]
-        function(address, begin, end, *[each.ctypes.data for each in scratch])
-        return scratch
+    def call(part: int) -> None:
+        memory = [each.ctypes.data for each in scratch[part]]
+        function(address, count * part // parts, count * (part + 1) // parts, *memory)
 
-    threads = torch.get_num_threads()
-    parts = max(1, min(threads, count))
     if parts == 1:
-        return [call(0, count)]
-    cuts = [count * part // parts for part in range(parts + 1)]
-    return list(_threads(threads).map(call, cuts[:-1], cuts[1:]))
+        call(0)
+    else:
+        list(_threads(parts).map(call, range(parts)))
 
 
 @lru_cache(maxsize=1)

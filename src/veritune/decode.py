@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from veritune import cpu_kernels
 from veritune.families import LayerWeights, rotary_of
 
 STEP = 8
@@ -35,7 +34,7 @@ class Cache:
     With `seats`, the most siblings that will continue a prompt, a step computes for every allocated row and prompt,
     finished ones too, and writes where a tensor says: shapes and addresses then stay what they are from one
     `allocation` to the next, as the steps that `decode_graphs` replays need it. With `compiled`, a step is computed
-    by `cpu_kernels`, which need neither mask nor seating.
+    by `compiled_steps`, which need neither mask nor seating.
     """
 
     def __init__(self, seats: int = 0, compiled: bool = False) -> None:
@@ -58,7 +57,7 @@ class Cache:
         """(B, 1, longest prompt + columns), 0 for the past of each row and -inf for the rest."""
         self.seating: Seating | None = None
         self.order = np.zeros(0, dtype=np.int64)
-        """(B,) live rows, siblings one after another, which `cpu_kernels` visit in this order."""
+        """(B,) live rows, siblings one after another, which `compiled_steps` visit in this order."""
         self.stale = False
         """Whether rows have come or gone since mask and seating, or the order, were made."""
         self.column_index = torch.empty(0)
@@ -199,10 +198,6 @@ class Cache:
         `query_and_key` (B, H + K, D) without their rotary positions, `value` (B, K, D), and `rotary` the cosine and the
         sine (B, 1, D), the latter negative in its first half. Returns (B, H * D).
         """
-        if self.compiled:
-            stored = [tensors[layer] for tensors in (self.prompt_keys, self.prompt_values, self.keys, self.values)]
-            places = (self.order, self.slots, self.prompt_lengths, self.first_columns)
-            return cpu_kernels.attend(query_and_key, value, rotary, stored, *places, self.column)
         # Su et al. 2021, https://arxiv.org/abs/2104.09864: halves change places, and the first its sign.
         cosine, sine = rotary
         size = value.shape[2]
@@ -339,9 +334,9 @@ class Layer(NamedTuple):
     down: Tensor
 
 
-def layers_for_decoding(layers: Sequence[LayerWeights] | None) -> list[Layer] | None:
-    """What `decode` reads, copied from the parameters of a model; None for one without such layers."""
-    return None if layers is None else [_side_by_side(layer) for layer in layers]
+def layers_for_decoding(layers: Sequence[LayerWeights]) -> list[Layer]:
+    """What `decode` reads, copied from the parameters of a model."""
+    return [_side_by_side(layer) for layer in layers]
 
 
 def _side_by_side(layer: LayerWeights) -> Layer:
@@ -385,21 +380,14 @@ def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Ten
     rotary = rotary_of(model, hidden, positions[:, None])  # (B, 1, D) each
     size = rotary[0].shape[-1]
     for index, layer in enumerate(layers):
-        states = _rms_norm(hidden, layer.attention_norm, epsilon, cache.compiled)
+        states = functional.rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, epsilon)
         bias = layer.inwards_bias
         vectors = states @ layer.inwards if bias is None else bias.addmm(states, layer.inwards)
         vectors, value = vectors.view(rows, -1, size).split((sum(layer.heads), layer.heads[1]), dim=1)
         if layer.head_norms is not None:
             vectors = functional.rms_norm(vectors, vectors.shape[-1:], None, epsilon) * layer.head_norms
         hidden = hidden.addmm(cache.attend(index, vectors, value, rotary), layer.outwards)
-        states = _rms_norm(hidden, layer.mlp_norm, epsilon, cache.compiled)
+        states = functional.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, epsilon)
         gate, up = (states @ layer.gate_and_up).chunk(2, dim=-1)
-        product = cpu_kernels.swiglu(gate, up) if cache.compiled else functional.silu(gate).mul_(up)
-        hidden = hidden.addmm(product, layer.down)
-    return model.get_output_embeddings()(_rms_norm(hidden, inner.norm.weight, epsilon, cache.compiled))
-
-
-def _rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, compiled: bool) -> Tensor:
-    if compiled:
-        return cpu_kernels.rms_norm(hidden, weight, epsilon)
-    return functional.rms_norm(hidden, weight.shape, weight, epsilon)
+        hidden = hidden.addmm(functional.silu(gate).mul_(up), layer.down)
+    return model.get_output_embeddings()(functional.rms_norm(hidden, hidden.shape[-1:], inner.norm.weight, epsilon))

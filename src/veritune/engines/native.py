@@ -8,7 +8,7 @@ prompts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from veritune import cpu_kernels
+from veritune.compiled_steps import CompiledSteps, layers_in_panels
 from veritune.decode import Cache, decode, fill_gaps, layers_for_decoding
 from veritune.decode_graphs import Capture, ReplayedSteps, can_be_captured
 from veritune.errors import ConfigError, EngineError
-from veritune.families import layers_of
+from veritune.families import LayerWeights, layers_of
 from veritune.packed_layers import prefill
 from veritune.policies import Policy, attends_to_all
 from veritune.randomness import derive_seed
@@ -158,6 +159,23 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
     return TokenTexts(tokenizer, vocab_size)
 
 
+Steps = Callable[[Any, Any, Cache, Tensor, Tensor], Tensor]
+"""Next-token logits (B, V) of model, layers, cache, tokens and positions, as `decode` has them."""
+
+
+def steps_of(
+    layers: Sequence[LayerWeights] | None, parameter: Tensor, siblings: int, capture: Capture | None
+) -> tuple[Cache, Steps, Any]:
+    """A cache, what computes decode steps over it, and a copy of the model's layers as that reads them."""
+    if layers is None:
+        return Cache(), decode, None
+    if capture:
+        return Cache(seats=siblings), ReplayedSteps(capture), layers_for_decoding(layers)
+    if cpu_kernels.serve(parameter):
+        return Cache(compiled=True), CompiledSteps(), layers_in_panels(layers)
+    return Cache(), decode, layers_for_decoding(layers)
+
+
 class _Decoder:
     """One call of `complete`: the rows in flight, what they have produced, and who waits for a place."""
 
@@ -172,7 +190,6 @@ class _Decoder:
     ) -> None:
         self.model, self.prompts, self.sampling, self.first_row = policy.model, prompts, sampling, first_row
         self.texts = texts_of(policy.tokenizer, policy.model.config.vocab_size)
-        self.device = next(policy.model.parameters()).device
         rows = len(prompts) * sampling.n
         self.places = min(max_rows, max(rows, 1))
         longest = max((len(prompt) for prompt in prompts), default=1)
@@ -187,10 +204,9 @@ class _Decoder:
         self.rows = np.zeros(0, dtype=np.int64)
         self.positions = np.zeros(0, dtype=np.int64)
         self.model_layers = layers_of(policy.model)
-        self.layers = layers_for_decoding(self.model_layers)
-        compiled = self.layers is not None and cpu_kernels.serve(next(policy.model.parameters()))
-        self.cache = Cache(seats=sampling.n) if capture else Cache(compiled=compiled)
-        self.decode = ReplayedSteps(capture) if capture else decode
+        parameter = next(policy.model.parameters())
+        self.device = parameter.device
+        self.cache, self.decode, self.layers = steps_of(self.model_layers, parameter, sampling.n, capture)
         self.ends = np.isin(np.arange(policy.model.config.vocab_size), sorted(policy.eos_ids))  # (V,)
 
     @property
