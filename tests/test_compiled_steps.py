@@ -7,8 +7,7 @@ import transformers
 
 from test_decode import Rollout, make_model, take_rows_in_and_out
 from veritune import cpu_kernels
-from veritune.compiled_steps import PANEL, CompiledSteps, layers_in_panels
-from veritune.decode import Cache
+from veritune.compiled_steps import PAGE, PANEL, CompiledSteps, PagedCache, layers_in_panels
 from veritune.families import layers_of
 
 pytestmark = pytest.mark.skipif(cpu_kernels.library() is None, reason="installed without a C compiler")
@@ -22,11 +21,8 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-class PoisonedCache(Cache):
-    """Whatever no row has written is nobody's."""
-
-    def __init__(self):
-        super().__init__(compiled=True)
+class PoisonedCache(PagedCache):
+    """Whatever a row has not written is nobody's, or another's."""
 
     def admit(self, prefilled, lengths, prompts):
         for tensor in (tensor for pair in prefilled for tensor in pair):
@@ -34,10 +30,8 @@ class PoisonedCache(Cache):
                 tensor[prompt, :, length:] = float("nan")
         super().admit(prefilled, lengths, prompts)
 
-    def _grow(self, places, columns):
-        super()._grow(places, columns)
-        for tensor in (*self.keys, *self.values):
-            tensor[:, :, self.column :] = tensor[self.live :] = float("nan")
+    def _new_page(self):
+        return super()._new_page().fill_(float("nan"))
 
 
 def compiled(model, seed=1):
@@ -103,3 +97,33 @@ def test_a_matrix_in_panels():
     assert panels.gate_and_up[3, 7, 2] == matrix[3 * PANEL + 2, 7]
     assert panels.outwards.shape == (2, 24, PANEL)
     assert np.count_nonzero(panels.outwards[1].numpy()[:, 8:]) == 0
+
+
+@torch.inference_mode()
+def test_rows_over_many_pages_that_come_and_go():
+    model = random_model(20, 30, 2, 1, 6)
+    rollout = compiled(model)
+    rollout.admit([5, 2], [0, 0, 1])
+    for _ in range(PAGE - 1):
+        rollout.step(places=3)
+    rollout.admit([3], [0, 0])  # at the beginning of a page, beside rows at the end of theirs
+    for _ in range(2):
+        rollout.step(places=5)
+    rollout.release(1, 4)
+    for _ in range(2 * PAGE):  # in the pages of those that went, and others
+        rollout.step(places=3)
+
+
+def test_a_row_has_a_page_for_sixteen_tokens_and_gives_them_up():
+    cache = PagedCache()
+    cache.admit([(torch.zeros(1, 1, 3, 5), torch.zeros(1, 1, 3, 5))] * 2, [3], np.zeros(7, dtype=np.int64))
+    for step in range(3 * PAGE):
+        cache.begin_step()
+        assert cache.written.tolist() == [step] * cache.live
+        begun = cache.addresses[:, : step // PAGE + 1]
+        assert len(np.unique(begun)) == begun.size  # a page belongs to one row
+        assert [[page.data_ptr() for page in pages] for pages in cache._pages] == begun.tolist()
+        if step == PAGE:
+            cache.release(np.arange(7) < 4)
+    assert begun.shape == (3, 3)
+    assert cache._pages[0][0].shape == (2, 2, 1, PAGE, 5)

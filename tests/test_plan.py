@@ -20,7 +20,7 @@ from veritune.packed_layers import packed_hidden_states
 from veritune.packing import pack_rows
 from veritune.plan import PlanConfig, make_plan
 from veritune.plan.devices import DEVICES, Device, measure_device
-from veritune.plan.memory import cache_columns, kept_by_layer, training_memory
+from veritune.plan.memory import cache_columns, kept_by_layer, rollout_memory, training_memory
 from veritune.plan.planning import command_line, step_tokens
 from veritune.plan.seconds import Work, decode_seconds, prefill_seconds, prompt_passes, survival
 from veritune.plan.shapes import shape_of
@@ -207,6 +207,9 @@ def test_the_head_and_a_layer_of_qwen_by_hand(qwen):
     assert memory.layer == 8192 * 2 * (2 * 8960 + 4 * 1536)
     # Without a kernel, attention over one response of 320 tokens has four float32 tensors of every head's scores.
     assert exact.layer == 100 * 4 * (2 * 8960 + 4 * 1536) + 4 * 4 * 12 * 320**2
+    # Where compiled layers turn SwiGLU's inputs into their gradients, only its product's is beside them.
+    on_cpu = training_memory(shape, config, dataclasses.replace(SLOW, is_gpu=False), torch.float32, 100)
+    assert on_cpu.layer == 100 * 4 * (8960 + 4 * 1536)
     # Beside the layers the hidden state, and a cosine and sine a head's place.
     assert memory.activations == 8192 * (28 * 49_200 + 2 * 1536 + 2 * 2 * 128)
     assert memory.peak == memory.resident + memory.gradients + memory.activations + max(memory.head, memory.layer)
@@ -233,6 +236,15 @@ def test_the_cache_of_the_native_engine_by_hand(qwen):
     few = make_plan(PlanConfig(model=qwen, device="h200", prompt_tokens=200, max_tokens=1024, max_rows=100))
     assert few.rollouts.places == 100
     assert few.rollouts.cache == (100 * cache_columns(1023)[1] + 13 * 200) * 28_672
+
+
+def test_the_pages_of_compiled_steps_by_hand(qwen):
+    config = PlanConfig(model=qwen, prompt_tokens=200, max_tokens=1024, rollout_batch_size=256, group_size=8)
+    memory = rollout_memory(shape_of(qwen), config, dataclasses.replace(SLOW, is_gpu=False), torch.float32)
+    # 64 pages of 16 tokens hold the 1,023 that are written, at 56 KiB a token; the prompts of 32 groups once.
+    assert memory.cache == (256 * 1024 + 32 * 200) * 57_344
+    # They do not grow by copies: the most beside is sampling, 28 bytes for each number of the logits.
+    assert memory.working == 256 * 151_936 * 28
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 9, 10, 60, 200, 701])

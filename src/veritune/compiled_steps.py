@@ -15,11 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from veritune import cpu_kernels
-from veritune.decode import Cache
+from veritune.decode import CachedPrompts, fill_gaps
 from veritune.families import LayerWeights, rotary_of
 
 PANEL = 16
 """Columns of a matrix that stand together, as `cpu_kernels.c` reads them."""
+
+PAGE = 16
+"""Tokens of a page, as `cpu_kernels.c` reads them."""
 
 
 class LayerInPanels(NamedTuple):
@@ -64,8 +67,68 @@ def _panels(*matrices: Tensor) -> Tensor:
     return rows.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
 
 
+class PagedCache(CachedPrompts):
+    """What each live row has generated beside its prompt, in pages, so that nothing moves while rows come, grow and go.
+
+    A page holds keys and values of PAGE tokens of one row in all layers, (layers, 2, heads, PAGE, size). Kwon et al.
+    2023, arXiv 2309.06180.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = np.zeros(0, dtype=np.int64)
+        """(B,) tokens that each live row has generated before the present step."""
+        self.addresses = np.zeros((0, 1), dtype=np.int64)
+        """(B, most pages of a row), where each page of a row begins."""
+        self.order = np.zeros(0, dtype=np.int64)
+        """(B,) live rows, siblings one after another: their prompt is then at hand."""
+        self._pages: list[list[Tensor]] = []
+
+    @property
+    def rows(self) -> int:
+        """Rows that a step computes."""
+        return self.live
+
+    def admit(self, prefilled: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], prompts: np.ndarray) -> None:
+        super().admit(prefilled, lengths, prompts)
+        self.written = np.concatenate([self.written, np.full(len(prompts), -1)])
+        self.addresses = np.pad(self.addresses, ((0, len(prompts)), (0, 0)))
+        self._pages += [[] for _ in prompts]
+        self._order_anew()
+
+    def release(self, finished: np.ndarray) -> None:
+        sources, targets, remaining = fill_gaps(finished)
+        for places in (self.written, self.addresses):
+            places[targets] = places[sources]
+        self.written, self.addresses = self.written[:remaining], self.addresses[:remaining]
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self._pages[target] = self._pages[source]
+        del self._pages[remaining:]
+        super().release(finished)
+        self._order_anew()
+
+    def begin_step(self, *_: int) -> None:
+        """Have a place for every live row's newest token."""
+        self.written += 1
+        for row in np.flatnonzero(self.written % PAGE == 0).tolist():
+            pages = self._pages[row]
+            if len(pages) == self.addresses.shape[1]:
+                self.addresses = np.pad(self.addresses, ((0, 0), (0, len(pages))))
+                self.allocation += 1
+            page = self._new_page()
+            self.addresses[row, len(pages)] = page.data_ptr()
+            pages.append(page)
+
+    def _new_page(self) -> Tensor:
+        prompts = self.prompt_keys[0]
+        return prompts.new_empty(len(self.prompt_keys), 2, prompts.shape[1], PAGE, prompts.shape[3])
+
+    def _order_anew(self) -> None:
+        self.order = np.argsort(self.slots, kind="stable")
+
+
 class CompiledSteps:
-    """`decode`, of layers in panels and of a cache that is for compiled steps."""
+    """`decode`, of layers in panels and a cache in pages."""
 
     def __init__(self) -> None:
         self._allocation = -1
@@ -73,7 +136,7 @@ class CompiledSteps:
         self._scratch: list[list[np.ndarray]] = []
 
     def __call__(
-        self, model: Any, layers: Sequence[LayerInPanels], cache: Cache, tokens: Tensor, positions: Tensor
+        self, model: Any, layers: Sequence[LayerInPanels], cache: PagedCache, tokens: Tensor, positions: Tensor
     ) -> Tensor:
         if cache.allocation != self._allocation:
             self._allocation = cache.allocation
@@ -82,35 +145,40 @@ class CompiledSteps:
         rotary = rotary_of(model, embeddings, positions[:, None])  # (B, 1, D) each
         states = embeddings.new_empty(len(tokens), embeddings.shape[1])
         step = self._step
-        step.column = cache.column
         step.cosine, step.sine, step.tokens, step.states = cpu_kernels.pointers(*rotary, tokens, states)
-        places = (cache.order, cache.slots, cache.prompt_lengths, cache.first_columns)
-        step.order, step.slots, step.prompt_lengths, step.first_columns = (array.ctypes.data for array in places)
+        places = (cache.addresses, cache.written, cache.order, cache.slots, cache.prompt_lengths)
+        step.pages, step.written, step.order, step.slots, step.prompt_lengths = (each.ctypes.data for each in places)
         cpu_kernels.decode(step, len(tokens), self._scratch)
         return model.get_output_embeddings()(states)
 
-    def _prepare(self, model: Any, layers: Sequence[LayerInPanels], cache: Cache) -> None:
-        """What stays as it is for as long as the cache's tensors do."""
-        (rows, kv_heads, columns, size), prompt_columns = cache.keys[0].shape, cache.prompt_keys[0].shape[2]
-        stored = zip(cache.prompt_keys, cache.prompt_values, cache.keys, cache.values, strict=True)
+    def _prepare(self, model: Any, layers: Sequence[LayerInPanels], cache: PagedCache) -> None:
+        """What stays as it is from one allocation to the next."""
+        first, (_, kv_heads, prompt_columns, size) = layers[0], cache.prompt_keys[0].shape
+        heads, inner, row_pages = first.outwards.shape[1] // size, first.down.shape[1], cache.addresses.shape[1]
+        prompts = zip(cache.prompt_keys, cache.prompt_values, strict=True)
         addresses = [
-            cpu_kernels.StepLayer(*cpu_kernels.pointers(*layer, *tensors))
-            for layer, tensors in zip(layers, stored, strict=True)
+            cpu_kernels.StepLayer(*cpu_kernels.pointers(*layer, *pair))
+            for layer, pair in zip(layers, prompts, strict=True)
         ]
-        first, width = layers[0], len(layers[0].attention_norm)
-        heads, inner = first.outwards.shape[1] // size, first.down.shape[1]
-        step = self._step
-        step.layers, step.width, step.heads, step.kv_heads = len(layers), width, heads, kv_heads
-        step.size, step.inner, step.prompt_columns, step.columns = size, inner, prompt_columns, columns
-        step.epsilon = model.config.rms_norm_eps
-        step.layer = (cpu_kernels.StepLayer * len(layers))(*addresses)
-        step.embeddings, step.norm = cpu_kernels.pointers(
-            model.base_model.embed_tokens.weight, model.base_model.norm.weight
+        embeddings, norm = model.base_model.embed_tokens.weight, model.base_model.norm.weight
+        self._step = cpu_kernels.Step(
+            layers=len(layers),
+            width=len(norm),
+            heads=heads,
+            kv_heads=kv_heads,
+            size=size,
+            inner=inner,
+            prompt_columns=prompt_columns,
+            row_pages=row_pages,
+            epsilon=model.config.rms_norm_eps,
+            layer=(cpu_kernels.StepLayer * len(layers))(*addresses),
+            embeddings=embeddings.data_ptr(),
+            norm=norm.data_ptr(),
         )
         # Where each thread keeps hidden states, normed ones, queries with keys and values, what comes out of attention,
         # gates and ups, and their products, of each of its rows, and the weights of attention.
         numbers = 2 * _outputs(first.outwards) + _outputs(first.inwards) + heads * size + _outputs(first.gate_and_up)
-        room = rows * (numbers + inner) + prompt_columns + columns
+        room = cache.live * (numbers + inner) + prompt_columns + row_pages * PAGE
         self._scratch = [[np.empty(room, dtype=np.float32)] for _ in range(torch.get_num_threads())]
 
 

@@ -104,10 +104,9 @@ EXPORT(
 )
 
 struct Gated {
-    const float *gate, *up; /* (numbers,), as are the others */
+    float *gate, *up; /* (numbers,), as are the others */
     float *product;
-    const float *slope;     /* of the loss by the product */
-    float *of_gate, *of_up; /* of_gate may be in the place of slope */
+    const float *slope; /* of the loss by the product */
 };
 
 /* gate / (1 + e^-gate) * up. */
@@ -120,15 +119,15 @@ INLINE void swiglu(const struct Gated *gated, int64_t begin, int64_t end) {
 }
 EXPORT(swiglu, (const struct Gated *gated, int64_t begin, int64_t end), (gated, begin, end))
 
-/* Its slopes. */
+/* Its slopes by gate and up, which take their places. */
 INLINE void swiglu_backward(const struct Gated *gated, int64_t begin, int64_t end) {
-    const float *restrict gate = gated->gate, *restrict up = gated->up, *slope = gated->slope;
-    float *restrict of_up = gated->of_up, *of_gate = gated->of_gate;
+    float *gate = gated->gate, *up = gated->up;
+    const float *slope = gated->slope;
 #pragma GCC ivdep
     for (int64_t d = begin; d < end; d++) {
-        float sigmoid = 1 / (1 + exponential(-gate[d])), silu = gate[d] * sigmoid, by_product = slope[d];
-        of_up[d] = by_product * silu;
-        of_gate[d] = by_product * up[d] * (sigmoid + silu * (1 - sigmoid));
+        float sigmoid = 1 / (1 + exponential(-gate[d])), silu = gate[d] * sigmoid, factor = up[d];
+        up[d] = slope[d] * silu;
+        gate[d] = slope[d] * factor * (sigmoid + silu * (1 - sigmoid));
     }
 }
 EXPORT(swiglu_backward, (const struct Gated *gated, int64_t begin, int64_t end), (gated, begin, end))
@@ -268,33 +267,37 @@ struct StepLayer {
     const float *query_norm, *key_norm;  /* (size,), or NULL */
     const float *outwards, *mlp_norm, *gate_and_up, *down;
     const float *prompt_keys, *prompt_values; /* (prompts, kv_heads, prompt_columns, size) */
-    float *keys, *values;                     /* (rows, kv_heads, columns, size) */
 };
+
+enum { PAGE = 16 }; /* tokens of a page, which is (layers, 2, kv_heads, PAGE, size): keys and values of one row */
 
 struct Step {
-    int64_t layers, width, heads, kv_heads, size, inner, prompt_columns, columns;
-    int64_t column; /* the present one */
+    int64_t layers, width, heads, kv_heads, size, inner, prompt_columns;
+    int64_t row_pages; /* as many as a row may have */
     float epsilon;
     const struct StepLayer *layer;
-    const float *embeddings;      /* (ids, width) */
-    const float *norm;            /* (width,), the last one */
-    const float *cosine, *sine;   /* (rows, size) */
-    const int64_t *tokens;        /* (rows,) */
-    const int64_t *order;         /* (rows,) siblings one after another: their prompt is then at hand */
-    const int64_t *slots;         /* (rows,) the prompt of each row */
+    const float *embeddings;       /* (ids, width) */
+    const float *norm;             /* (width,), the last one */
+    const float *cosine, *sine;    /* (rows, size) */
+    const int64_t *tokens;         /* (rows,) */
+    float *const *pages;           /* (rows, row_pages) */
+    const int64_t *written;        /* (rows,), tokens in a row's pages before this step */
+    const int64_t *order;          /* (rows,) siblings one after another: their prompt is then at hand */
+    const int64_t *slots;          /* (rows,) the prompt of each row */
     const int64_t *prompt_lengths; /* (prompts,) */
-    const int64_t *first_columns; /* (rows,) */
-    float *states;                /* (rows, width), normed */
+    float *states;                 /* (rows, width), normed */
 };
 
-/* The newest key and value of a row enter the cache; its queries attend to its prompt and its own past. `vectors` are
-   its queries, keys and values. */
+/* The newest key and value of a row enter its last page; its queries attend to its prompt and its own past. `vectors`
+   are its queries, keys and values. */
 INLINE void attend(
-    const struct Step *step, const struct StepLayer *layer, int64_t size, int64_t row, float *vectors, float *weights,
+    const struct Step *step, int64_t index, int64_t size, int64_t row, float *vectors, float *weights,
     float *restrict mixed
 ) {
-    int64_t heads = step->heads, kv_heads = step->kv_heads, group = heads / kv_heads, slot = step->slots[row];
-    int64_t first = step->first_columns[row], own = step->column + 1 - first, prompt_length = step->prompt_lengths[slot];
+    const struct StepLayer *layer = step->layer + index;
+    int64_t heads = step->heads, kv_heads = step->kv_heads, half = kv_heads * PAGE * size; /* a layer's keys in a page */
+    int64_t newest = step->written[row], full = newest / PAGE, slot = step->slots[row], prompt_length = step->prompt_lengths[slot];
+    float *const *pages = step->pages + row * step->row_pages;
     const float *cosine = step->cosine + row * size, *sine = step->sine + row * size;
     for (int64_t head = 0; head < heads + kv_heads; head++) {
         float *vector = vectors + head * size;
@@ -303,21 +306,25 @@ INLINE void attend(
         rotate(vector, cosine, sine, size, vector);
     }
     for (int64_t kv_head = 0; kv_head < kv_heads; kv_head++) {
-        int64_t newest = ((row * kv_heads + kv_head) * step->columns + step->column) * size;
-        memcpy(layer->keys + newest, vectors + (heads + kv_head) * size, size * sizeof(float));
-        memcpy(layer->values + newest, vectors + (heads + kv_heads + kv_head) * size, size * sizeof(float));
+        float *key = pages[full] + 2 * index * half + (kv_head * PAGE + newest % PAGE) * size;
+        memcpy(key, vectors + (heads + kv_head) * size, size * sizeof(float));
+        memcpy(key + half, vectors + (heads + kv_heads + kv_head) * size, size * sizeof(float));
     }
     for (int64_t head = 0; head < heads; head++) {
-        int64_t prompt = (slot * kv_heads + head / group) * step->prompt_columns * size;
-        int64_t past = ((row * kv_heads + head / group) * step->columns + first) * size;
+        int64_t kv_head = head / (heads / kv_heads), prompt = (slot * kv_heads + kv_head) * step->prompt_columns * size;
+        int64_t place = 2 * index * half + kv_head * PAGE * size; /* of its keys in a page */
         const float *query = vectors + head * size;
-        float scale = 1 / sqrtf(size), sum[size], highest;
+        float scale = 1 / sqrtf(size), sum[size], highest, *own = weights + prompt_length;
         score(query, layer->prompt_keys + prompt, prompt_length, size, size, scale, weights);
-        score(query, layer->keys + past, own, size, size, scale, weights + prompt_length);
-        float total = exponentials(weights, prompt_length + own, &highest);
+        for (int64_t page = 0; page < full; page++)
+            score(query, pages[page] + place, PAGE, size, size, scale, own + page * PAGE);
+        score(query, pages[full] + place, newest % PAGE + 1, size, size, scale, own + full * PAGE);
+        float total = exponentials(weights, prompt_length + newest + 1, &highest);
         for (int64_t d = 0; d < size; d++) sum[d] = 0;
         mix(weights, layer->prompt_values + prompt, prompt_length, size, size, sum);
-        mix(weights + prompt_length, layer->values + past, own, size, size, sum);
+        for (int64_t page = 0; page < full; page++)
+            mix(own + page * PAGE, pages[page] + place + half, PAGE, size, size, sum);
+        mix(own + full * PAGE, pages[full] + place + half, newest % PAGE + 1, size, size, sum);
         for (int64_t d = 0; d < size; d++) mixed[head * size + d] = sum[d] / total;
     }
 }
@@ -340,7 +347,7 @@ INLINE void decode_rows(const struct Step *step, int64_t size, int64_t begin, in
         }
         add_product(states, stride, rows, width, layer->inwards, vectors, all);
         for (int64_t i = 0; i < rows; i++)
-            attend(step, layer, size, order[i], vectors + i * all, weights, mixed + i * heads);
+            attend(step, index, size, order[i], vectors + i * all, weights, mixed + i * heads);
         add_product(mixed, heads, rows, heads, layer->outwards, hidden, stride);
         for (int64_t i = 0; i < rows; i++)
             norm_vector(hidden + i * stride, layer->mlp_norm, width, step->epsilon, states + i * stride);
@@ -356,7 +363,7 @@ INLINE void decode_rows(const struct Step *step, int64_t size, int64_t begin, in
 
 /* The last hidden states of the rows order[begin] to order[end - 1] after one more token each. `scratch` has room for
    padded(width) twice, padded((heads + 2 kv_heads) size), heads * size, padded(2 inner) and inner numbers a row, and for
-   prompt_columns + columns beside. */
+   as many beside as a prompt and its response have tokens. */
 INLINE void decode(const struct Step *step, int64_t begin, int64_t end, float *scratch) {
     WITH_SIZE(step->size, decode_rows, step, begin, end, scratch)
 }

@@ -38,7 +38,7 @@ class Norm(ctypes.Structure):
 class Gated(ctypes.Structure):
     """`struct Gated`, field for field."""
 
-    _fields_ = tuple((name, POINTER) for name in ("gate", "up", "product", "slope", "of_gate", "of_up"))
+    _fields_ = tuple((name, POINTER) for name in ("gate", "up", "product", "slope"))
 
 
 class Rotary(ctypes.Structure):
@@ -56,7 +56,7 @@ class StepLayer(ctypes.Structure):
     _fields_ = (
         *((name, POINTER) for name in ("attention_norm", "inwards", "inwards_bias", "query_norm", "key_norm")),
         *((name, POINTER) for name in ("outwards", "mlp_norm", "gate_and_up", "down")),
-        *((name, POINTER) for name in ("prompt_keys", "prompt_values", "keys", "values")),
+        *((name, POINTER) for name in ("prompt_keys", "prompt_values")),
     )
 
 
@@ -65,10 +65,10 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         *((name, INTEGER) for name in ("layers", "width", "heads", "kv_heads", "size", "inner")),
-        *((name, INTEGER) for name in ("prompt_columns", "columns", "column")),
+        *((name, INTEGER) for name in ("prompt_columns", "row_pages")),
         *(("epsilon", NUMBER), ("layer", ctypes.POINTER(StepLayer))),
         *((name, POINTER) for name in ("embeddings", "norm", "cosine", "sine")),
-        *((name, POINTER) for name in ("tokens", "order", "slots", "prompt_lengths", "first_columns", "states")),
+        *((name, POINTER) for name in ("tokens", "pages", "written", "order", "slots", "prompt_lengths", "states")),
     )
 
 
@@ -124,11 +124,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return product
 
 
-def swiglu_backward(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes of a loss by `gate`, which takes the place of the product's, and by `up`; all are contiguous."""
-    of_up = torch.empty_like(up)
-    _share("veritune_swiglu_backward", Gated(*pointers(gate, up, None, slope, slope, of_up)), gate.numel())
-    return slope, of_up
+def swiglu_backward_(slope: Tensor, gate: Tensor, up: Tensor) -> None:
+    """The slopes of a loss by `gate` and by `up`, in their place, from its slope by their product; all contiguous."""
+    _share("veritune_swiglu_backward", Gated(*pointers(gate, up, None, slope)), gate.numel())
 
 
 def rotate_(vectors: Tensor, cosine: Tensor, sine: Tensor) -> None:

@@ -23,32 +23,77 @@ STEP = 8
 """The cache grows by multiples of so many columns, as long as that many will be written."""
 
 
-class Cache:
-    """Keys and values of every layer, each (rows, heads, length, size) and contiguous, written in place.
+class CachedPrompts:
+    """Keys and values of prompts, each kept once, and which of them every live row continues."""
 
-    `prompt_keys` and `prompt_values` hold one prompt a slot; `keys` and `values` hold what each live row has generated.
+    def __init__(self) -> None:
+        self.allocation = 0
+        """How many times what a step reads has been replaced by other memory."""
+        self.prompt_keys: list[Tensor] = []
+        """Of every layer, (prompts, heads, length, size) and contiguous."""
+        self.prompt_values: list[Tensor] = []
+        self.prompt_lengths = np.zeros(0, dtype=np.int64)
+        """(S,) of the prompt in each slot."""
+        self.slots = np.zeros(0, dtype=np.int64)
+        """(B,) the slot of each live row's prompt."""
+
+    @property
+    def live(self) -> int:
+        return len(self.slots)
+
+    def admit(self, prefilled: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], prompts: np.ndarray) -> None:
+        """Take in prompts, keys and values (prompts, heads, length, size) a layer, and the rows that continue them.
+
+        `prompts` (new rows,) says which of them each row continues. The first call brings the longest prompt of all.
+        """
+        self.slots = np.concatenate([self.slots, len(self.prompt_lengths) + prompts])
+        for stored, new in ((self.prompt_keys, 0), (self.prompt_values, 1)):
+            for layer, pair in enumerate(prefilled):
+                if len(stored) == layer:
+                    stored.append(pair[new].contiguous())
+                    continue
+                old = stored[layer][: len(self.prompt_lengths)]
+                padding = (0, 0, 0, old.shape[2] - pair[new].shape[2])
+                stored[layer] = torch.cat((old, functional.pad(pair[new], padding)))
+        self.prompt_lengths = np.concatenate([self.prompt_lengths, np.asarray(lengths)])
+        self.allocation += 1
+
+    def release(self, finished: np.ndarray) -> None:
+        """Forget the rows that `finished` (B,) marks, and the prompts that no row continues any more.
+
+        The last that stay take the places of those that go, by `fill_gaps`.
+        """
+        sources, targets, remaining = fill_gaps(finished)
+        self.slots[targets] = self.slots[sources]
+        self.slots = self.slots[:remaining]
+        idle = np.bincount(self.slots, minlength=len(self.prompt_lengths)) == 0
+        if idle.any():
+            sources, targets, remaining = fill_gaps(idle)
+            _move((*self.prompt_keys, *self.prompt_values), sources, targets)
+            self.prompt_lengths[targets] = self.prompt_lengths[sources]
+            self.prompt_lengths = self.prompt_lengths[:remaining]
+            new_slots = np.arange(len(idle))
+            new_slots[sources] = targets
+            self.slots = new_slots[self.slots]
+
+
+class Cache(CachedPrompts):
+    """What each live row has generated beside it: of every layer (rows, heads, length, size), written in place.
+
     At a step all rows write the same column, whenever they were admitted: a key carries its position within itself,
     so the order of columns says nothing. The mask hides what a row has not written; it is zero or an older row's, since
     0 * NaN would be NaN. All is contiguous: a product over a view with gaps takes three times as long on a CPU.
 
     With `seats`, the most siblings that will continue a prompt, a step computes for every allocated row and prompt,
     finished ones too, and writes where a tensor says: shapes and addresses then stay what they are from one
-    `allocation` to the next, as the steps that `decode_graphs` replays need it. With `compiled`, a step is computed
-    by `compiled_steps`, which need neither mask nor seating.
+    `allocation` to the next, as the steps that `decode_graphs` replays need it.
     """
 
-    def __init__(self, seats: int = 0, compiled: bool = False) -> None:
-        self.seats, self.compiled = seats, compiled
-        self.allocation = 0
-        """How many times tensors that a step reads have been replaced by others."""
-        self.prompt_keys: list[Tensor] = []
-        self.prompt_values: list[Tensor] = []
+    def __init__(self, seats: int = 0) -> None:
+        super().__init__()
+        self.seats = seats
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.prompt_lengths = np.zeros(0, dtype=np.int64)
-        """(S,) of the prompt in each slot."""
-        self.slots = np.zeros(0, dtype=np.int64)
-        """(B,) the slot of each live row's prompt."""
         self.first_columns = np.zeros(0, dtype=np.int64)
         """(B,) the first column that each live row writes."""
         self.column = -1
@@ -56,16 +101,10 @@ class Cache:
         self.mask = torch.empty(0)
         """(B, 1, longest prompt + columns), 0 for the past of each row and -inf for the rest."""
         self.seating: Seating | None = None
-        self.order = np.zeros(0, dtype=np.int64)
-        """(B,) live rows, siblings one after another, which `compiled_steps` visit in this order."""
         self.stale = False
-        """Whether rows have come or gone since mask and seating, or the order, were made."""
+        """Whether rows have come or gone since mask and seating were made."""
         self.column_index = torch.empty(0)
         """(1,) the present column, where shapes are fixed."""
-
-    @property
-    def live(self) -> int:
-        return len(self.slots)
 
     @property
     def rows(self) -> int:
@@ -82,38 +121,16 @@ class Cache:
         return self.keys[0].shape[2] if self.keys else 0
 
     def admit(self, prefilled: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], prompts: np.ndarray) -> None:
-        """Take in prompts, keys and values (prompts, heads, length, size) a layer, and the rows that continue them.
-
-        `prompts` (new rows,) says which of them each row continues. The first call brings the longest prompt of all.
-        """
-        self.slots = np.concatenate([self.slots, len(self.prompt_lengths) + prompts])
         self.first_columns = np.concatenate([self.first_columns, np.full(len(prompts), self.column + 1)])
-        for stored, new in ((self.prompt_keys, 0), (self.prompt_values, 1)):
-            for layer, pair in enumerate(prefilled):
-                if len(stored) == layer:
-                    stored.append(pair[new].contiguous())
-                    continue
-                old = stored[layer][: len(self.prompt_lengths)]
-                padding = (0, 0, 0, old.shape[2] - pair[new].shape[2])
-                stored[layer] = torch.cat((old, functional.pad(pair[new], padding)))
-        self.prompt_lengths = np.concatenate([self.prompt_lengths, np.asarray(lengths)])
-        self._replaced()
+        super().admit(prefilled, lengths, prompts)
+        self.seating, self.stale = None, True
 
     def release(self, finished: np.ndarray) -> None:
-        """Forget the rows that `finished` (B,) marks, and the prompts that no row continues any more."""
         sources, targets, remaining = fill_gaps(finished)
         _move((*self.keys, *self.values), sources, targets)
-        self.slots[targets], self.first_columns[targets] = self.slots[sources], self.first_columns[sources]
-        self.slots, self.first_columns = self.slots[:remaining], self.first_columns[:remaining]
-        idle = np.bincount(self.slots, minlength=len(self.prompt_lengths)) == 0
-        if idle.any():
-            sources, targets, remaining = fill_gaps(idle)
-            _move((*self.prompt_keys, *self.prompt_values), sources, targets)
-            self.prompt_lengths[targets] = self.prompt_lengths[sources]
-            self.prompt_lengths = self.prompt_lengths[:remaining]
-            new_slots = np.arange(len(idle))
-            new_slots[sources] = targets
-            self.slots = new_slots[self.slots]
+        self.first_columns[targets] = self.first_columns[sources]
+        self.first_columns = self.first_columns[:remaining]
+        super().release(finished)
         self.stale = True
 
     def begin_step(self, places: int, columns: int) -> None:
@@ -127,20 +144,12 @@ class Cache:
         shrinks = self.seats and self.keys and places < len(self.keys[0])
         if self.column == self.width or self.live > len(self.keys[0]) or shrinks:
             self._grow(places, columns)
-            self._replaced()
         if self.seats:
             self.column_index.fill_(self.column)
-        if self.compiled:
-            if self.stale:
-                self.order, self.stale = np.argsort(self.slots, kind="stable"), False
-        elif self.stale:
+        if self.stale:
             self._seat_anew()
         else:  # the same rows as a step ago have one column more behind them
             self.mask[:, :, self.mask.shape[-1] - self.width + self.column] = 0
-
-    def _replaced(self) -> None:
-        self.allocation += 1
-        self.seating, self.stale = None, True
 
     def _seat_anew(self) -> None:
         seating = seat(self.slots, self.prompts, self.prompt_keys[0].device, self.seats, self.rows)
@@ -162,14 +171,15 @@ class Cache:
                 new = prompt.new_empty(places, prompt.shape[1], width, prompt.shape[3])
                 if written:
                     new[: self.live, :, :written] = stored[layer][: self.live, :, first : self.column]
-                if not self.compiled:  # whose rows read nothing but what they have written
-                    new[:, :, written:], new[self.live :] = 0, 0
+                new[:, :, written:], new[self.live :] = 0, 0
                 stored[layer : layer + 1] = [new]
                 prompts[layer] = prompt[: len(self.prompt_lengths)]
         self.first_columns = self.first_columns - first
         self.column = written
         if self.seats:
             self.column_index = torch.empty(1, dtype=torch.long, device=self.keys[0].device)
+        self.allocation += 1
+        self.seating, self.stale = None, True
 
     def _mask(self) -> Tensor:
         # A row that is no longer live sees the first prompt, so that its numbers, which nobody reads, stay finite.

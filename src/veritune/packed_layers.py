@@ -241,9 +241,12 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_backward(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes by gate and up; that by their product is overwritten."""
+    """The slopes by gate and up; all three tensors may be overwritten."""
     if cpu_kernels.serve(gate):
-        return cpu_kernels.swiglu_backward(slope, gate, up)
+        cpu_kernels.swiglu_backward_(slope, gate, up)
+        # They were kept for this pass: a second one would be refused.
+        torch.autograd.graph.increment_version((gate, up))
+        return gate, up
     of_up = functional.silu(gate).mul_(slope)
     slope.mul_(up)
     return torch.ops.aten.silu_backward.grad_input(slope, gate, grad_input=slope), of_up

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from veritune import cpu_kernels
-from veritune.compiled_steps import CompiledSteps, layers_in_panels
+from veritune.compiled_steps import CompiledSteps, PagedCache, layers_in_panels
 from veritune.decode import Cache, decode, fill_gaps, layers_for_decoding
 from veritune.decode_graphs import Capture, ReplayedSteps, can_be_captured
 from veritune.errors import ConfigError, EngineError
@@ -159,20 +159,20 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
     return TokenTexts(tokenizer, vocab_size)
 
 
-Steps = Callable[[Any, Any, Cache, Tensor, Tensor], Tensor]
+Steps = Callable[[Any, Any, Any, Tensor, Tensor], Tensor]
 """Next-token logits (B, V) of model, layers, cache, tokens and positions, as `decode` has them."""
 
 
 def steps_of(
     layers: Sequence[LayerWeights] | None, parameter: Tensor, siblings: int, capture: Capture | None
-) -> tuple[Cache, Steps, Any]:
+) -> tuple[Cache | PagedCache, Steps, Any]:
     """A cache, what computes decode steps over it, and a copy of the model's layers as that reads them."""
     if layers is None:
         return Cache(), decode, None
     if capture:
         return Cache(seats=siblings), ReplayedSteps(capture), layers_for_decoding(layers)
     if cpu_kernels.serve(parameter):
-        return Cache(compiled=True), CompiledSteps(), layers_in_panels(layers)
+        return PagedCache(), CompiledSteps(), layers_in_panels(layers)
     return Cache(), decode, layers_for_decoding(layers)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from veritune.compiled_steps import PAGE
 from veritune.configs import EngineConfig
 from veritune.decode import block_of_columns
 from veritune.families import FAMILY
@@ -54,8 +55,10 @@ def training_memory(
     hidden, layer = tokens * shape.hidden * size, tokens * kept_by_layer(shape, dtype)
     # Beside the layers: the last norm, and the cosines and sines of the positions.
     around = tokens * (_norm_bytes(shape, dtype) * shape.hidden + 2 * size * shape.query // shape.heads)
-    # SwiGLU's two inputs, and the hidden state's gradient on both of its ways; its two at the head stay.
-    working = tokens * size * 2 * shape.feed_forward + 4 * hidden
+    # The gradient of SwiGLU's product, and of one of its inputs where these do not make room for theirs; and the hidden
+    # state's gradient on both of its ways. Its two at the head stay.
+    slopes = 1 if is_compiled(shape, device, dtype) else 2
+    working = tokens * size * slopes * shape.feed_forward + 4 * hidden
     if device.is_gpu and dtype != torch.bfloat16:  # attention has no kernel there: scores, and three of their size
         queries_and_keys = max(config.max_tokens**2, tokens * config.prompt_tokens)
         working += 16 * shape.heads * queries_and_keys
@@ -73,6 +76,11 @@ def training_memory(
         head=2 * hidden + _head_bytes(shape, device, dtype, tokens),
         layer=working,
     )
+
+
+def is_compiled(shape: Shape, device: Device, dtype: torch.dtype) -> bool:
+    """Whether the layers run by `cpu_kernels`, where these were compiled."""
+    return not device.is_gpu and dtype == torch.float32 and shape.model_type in FAMILY
 
 
 def kept_by_layer(shape: Shape, dtype: torch.dtype) -> int:
@@ -131,20 +139,24 @@ class RolloutMemory:
 SAMPLING_BYTES = 4 + 4 + 8 + 8
 
 
-def rollout_memory(shape: Shape, itemsize: int, config: PlanConfig, device: Device) -> RolloutMemory:
+def rollout_memory(shape: Shape, config: PlanConfig, device: Device, dtype: torch.dtype) -> RolloutMemory:
     """Memory of the engine that the settings name."""
     if config.sampler == "native":
-        return _native_memory(shape, itemsize, config)
-    return _vllm_memory(shape, itemsize, config, device)
+        return _native_memory(shape, config, device, dtype)
+    return _vllm_memory(shape, config, device, dtype)
 
 
-def _native_memory(shape: Shape, itemsize: int, config: PlanConfig) -> RolloutMemory:
+def _native_memory(shape: Shape, config: PlanConfig, device: Device, dtype: torch.dtype) -> RolloutMemory:
     """The native engine at the last token, with every place still taken."""
+    itemsize = dtype.itemsize
     places = min(config.max_rows, config.rollout_batch_size)
     prompts = -(-places // config.group_size) * config.prompt_tokens
     per_token = shape.cache_bytes(itemsize)
-    before, columns = cache_columns(config.max_tokens - 1)
-    # The cache grows tensor by tensor, keys and values of each layer apart.
+    if is_compiled(shape, device, dtype):
+        before, columns = 0, -(-(config.max_tokens - 1) // PAGE) * PAGE
+    else:
+        before, columns = cache_columns(config.max_tokens - 1)
+    # Without pages, the cache grows tensor by tensor, keys and values of each layer apart.
     growth = places * before * per_token // (2 * shape.layers)
     prefill = prompts * itemsize * (3 * shape.feed_forward + 3 * shape.hidden)
     sampling = places * shape.vocabulary * (itemsize + SAMPLING_BYTES)
@@ -161,8 +173,9 @@ def cache_columns(written: int) -> tuple[int, int]:
     return before, columns
 
 
-def _vllm_memory(shape: Shape, itemsize: int, config: PlanConfig, device: Device) -> RolloutMemory:
+def _vllm_memory(shape: Shape, config: PlanConfig, device: Device, dtype: torch.dtype) -> RolloutMemory:
     """vLLM's share of a device: its weights, and a cache of all the rest."""
+    itemsize = dtype.itemsize
     servers, split = config.engines
     share = int(config.gpu_memory_utilization * device.gib * GIB)
     weights = shape.parameters * itemsize // split

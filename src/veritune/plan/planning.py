@@ -70,7 +70,7 @@ def make_plan(config: PlanConfig) -> Plan:
         device=device,
         dtype=dtype,
         training=training_memory(shape, config, device, dtype, min(held, step_tokens(config))),
-        rollouts=(rollouts := rollout_memory(shape, dtype.itemsize, config, device)),
+        rollouts=(rollouts := rollout_memory(shape, config, device, dtype)),
         seconds=step_seconds(shape, config, device, dtype, places=max(rollouts.places, 1)),
         largest_microbatch=None,
         faults=(),
