@@ -150,6 +150,16 @@ def test_a_models_gradient_is_that_without_the_kernels(random_policy, monkeypatc
     assert 0 < (compiled - expected).norm() < 1e-5 * expected.norm()
 
 
+@pytest.mark.usefixtures("threads")
+def test_threads_are_started_once_whatever_the_parts():
+    for rows in (1, 2, 5):
+        cpu_kernels.rms_norm(drawn(rows, 8), torch.ones(8), 1e-6)
+    before = cpu_kernels._threads.cache_info().misses
+    for rows in (2, 5, 2):
+        cpu_kernels.rms_norm(drawn(rows, 8), torch.ones(8), 1e-6)
+    assert cpu_kernels._threads.cache_info().misses == before
+
+
 def test_other_numbers_and_devices_are_not_served():
     assert cpu_kernels.serve(torch.zeros(1))
     assert not cpu_kernels.serve(torch.zeros(1, dtype=torch.bfloat16))

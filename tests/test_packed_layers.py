@@ -118,6 +118,14 @@ def by_the_model(model, prompts=PROMPTS, responses=RESPONSES):
     )
 
 
+@pytest.mark.skipif(cpu_kernels.library() is None, reason="installed without a C compiler")
+def test_a_second_backward_pass_over_what_the_first_has_overwritten_is_refused():
+    hidden = packed_hidden_states(trained_model("qwen2", torch.float32), pack_rows(PROMPTS, RESPONSES, CPU)).sum()
+    hidden.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        hidden.backward()
+
+
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("checkpointing", [False, True])

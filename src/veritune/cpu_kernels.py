@@ -219,7 +219,7 @@ def _call(name: str, argument: ctypes.Structure, count: int, scratch: Sequence[S
     if parts == 1:
         call(0)
     else:
-        list(_threads(parts).map(call, range(parts)))
+        list(_threads(torch.get_num_threads()).map(call, range(parts)))
 
 
 @lru_cache(maxsize=1)
