@@ -23,3 +23,14 @@ def random_policy():
             parameter.mul_(3.0)
     policy.model.eval()
     return policy
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request):
+    """With torch's number of threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)

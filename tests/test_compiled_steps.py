@@ -13,14 +13,6 @@ from veritune.families import layers_of
 pytestmark = pytest.mark.skipif(cpu_kernels.library() is None, reason="installed without a C compiler")
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
-
-
 class PoisonedCache(PagedCache):
     """Whatever a row has not written is nobody's, or another's."""
 

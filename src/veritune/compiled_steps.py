@@ -46,24 +46,23 @@ def layers_in_panels(layers: Sequence[LayerWeights]) -> list[LayerInPanels]:
 
 
 def _in_panels(layer: LayerWeights) -> LayerInPanels:
-    attention, mlp = layer.attention, layer.mlp
-    biases = [bias for bias in (attention.query_bias, attention.key_bias, attention.value_bias) if bias is not None]
+    attention, mlp, bias = layer.attention, layer.mlp, layer.attention.inwards_bias
     return LayerInPanels(
         attention.norm,
-        _panels(attention.query, attention.key, attention.value),
-        functional.pad(torch.cat(biases), (0, -sum(map(len, biases)) % PANEL)) if biases else None,
+        _panels(attention.inwards),
+        None if bias is None else functional.pad(bias, (0, -len(bias) % PANEL)),
         attention.query_norm,
         attention.key_norm,
         _panels(attention.outwards),
         mlp.norm,
-        _panels(mlp.gate, mlp.up),
+        _panels(mlp.gate_and_up),
         _panels(mlp.down),
     )
 
 
-def _panels(*matrices: Tensor) -> Tensor:
-    """Matrices (out, in) side by side."""
-    rows = functional.pad(torch.cat(matrices), (0, 0, 0, -sum(map(len, matrices)) % PANEL))
+def _panels(matrix: Tensor) -> Tensor:
+    """Of a matrix (out, in)."""
+    rows = functional.pad(matrix, (0, 0, 0, -len(matrix) % PANEL))
     return rows.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
 
 

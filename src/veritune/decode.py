@@ -351,24 +351,23 @@ def layers_for_decoding(layers: Sequence[LayerWeights]) -> list[Layer]:
 
 def _side_by_side(layer: LayerWeights) -> Layer:
     attention, mlp = layer.attention, layer.mlp
-    biases = [bias for bias in (attention.query_bias, attention.key_bias, attention.value_bias) if bias is not None]
     heads = len(attention.query) // layer.head_size, len(attention.key) // layer.head_size
     norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
     return Layer(
         attention.norm,
-        _turned(attention.query, attention.key, attention.value),
-        torch.cat(biases) if biases else None,
+        _turned(attention.inwards),
+        attention.inwards_bias,
         heads,
         torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)]) if norms else None,
         _turned(attention.outwards),
         mlp.norm,
-        _turned(mlp.gate, mlp.up),
+        _turned(mlp.gate_and_up),
         _turned(mlp.down),
     )
 
 
-def _turned(*matrices: Tensor) -> Tensor:
-    return torch.cat(matrices).T.contiguous()
+def _turned(matrix: Tensor) -> Tensor:
+    return matrix.T.contiguous()
 
 
 def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Tensor, positions: Tensor) -> Tensor:

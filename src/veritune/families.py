@@ -26,6 +26,16 @@ class AttentionWeights(NamedTuple):
     key_norm: Tensor | None
     outwards: Tensor
 
+    @property
+    def inwards(self) -> Tensor:
+        """A copy of the matrices to queries, keys and values as one."""
+        return torch.cat((self.query, self.key, self.value))
+
+    @property
+    def inwards_bias(self) -> Tensor | None:
+        biases = [bias for bias in (self.query_bias, self.key_bias, self.value_bias) if bias is not None]
+        return torch.cat(biases) if biases else None
+
 
 class MLPWeights(NamedTuple):
     """Of hidden + SwiGLU(RMSNorm(hidden))."""
@@ -34,6 +44,11 @@ class MLPWeights(NamedTuple):
     gate: Tensor
     up: Tensor
     down: Tensor
+
+    @property
+    def gate_and_up(self) -> Tensor:
+        """A copy of both matrices as one."""
+        return torch.cat((self.gate, self.up))
 
 
 class LayerWeights(NamedTuple):
