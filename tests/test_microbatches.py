@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from transformers import MistralConfig, MistralForCausalLM, StableLmConfig, StableLmForCausalLM
 
-from veritune import packed_layers
+from veritune import microbatches, packed_layers
 from veritune.engines.native import NativeEngine
 from veritune.errors import ConfigError, EngineError
 from veritune.microbatches import cut_microbatches, pad_responses, prove_packing, score_responses, supervised_gradient
@@ -30,9 +30,11 @@ CPU = torch.device("cpu")
 def test_every_row_is_in_one_microbatch_within_the_budget(lengths, budget):
     prompts = [list(range(100, 100 + prompt)) for prompt, _ in lengths]
     responses = [list(range(200, 200 + response)) for _, response in lengths]
-    microbatches = cut_microbatches(prompts, responses, range(len(lengths)), token_budget=budget, device=CPU)
-    assert Counter(row for microbatch in microbatches for row in microbatch.rows) == Counter(range(len(lengths)))
-    for microbatch in microbatches:
+    cut = list(cut_microbatches(prompts, responses, range(len(lengths)), token_budget=budget, device=CPU))
+    assert Counter(row for microbatch in cut for row in microbatch.rows) == Counter(range(len(lengths)))
+    positions = [microbatch.packed.input_ids.numel() for microbatch in cut]
+    assert positions == sorted(positions, reverse=True)
+    for microbatch in cut:
         assert microbatch.packed.input_ids.numel() <= budget or len(microbatch.rows) == 1
         assert microbatch.packed.labels.tolist() == [token for row in microbatch.rows for token in responses[row]]
         assert microbatch.response_mask.sum(dim=1).tolist() == [len(responses[row]) for row in microbatch.rows]
@@ -41,15 +43,25 @@ def test_every_row_is_in_one_microbatch_within_the_budget(lengths, budget):
 def test_siblings_stand_together_and_their_prompt_counts_once_a_microbatch():
     prompts = [[1, 2, 3], [4, 5, 6], [1, 2, 3], [1, 2, 3]]
     responses = [[7, 8], [7], [9, 9, 9], [8]]
-    cut = cut_microbatches(prompts, responses, range(4), token_budget=6, device=CPU)
+    cut = list(cut_microbatches(prompts, responses, range(4), token_budget=6, device=CPU))
     # Row 0 takes 3 + 1, row 2 the 2 that are left, row 3 nothing; row 1's prompt finds no room.
     assert [batch.rows for batch in cut] == [[0, 2, 3], [1]]
     assert cut[0].packed.input_ids.tolist() == [[1, 2, 3, 7, 9, 9]]
+    # Rows 2 and 3 take 3 + 2, row 0 takes 3 + 1, row 1 takes 3: the longest comes first.
     assert [batch.rows for batch in cut_microbatches(prompts, responses, range(4), token_budget=5, device=CPU)] == [
-        [0],
         [2, 3],
+        [0],
         [1],
     ]
+
+
+def test_a_microbatch_is_packed_when_it_is_asked_for(monkeypatch):
+    packed = []
+    monkeypatch.setattr(microbatches, "pack_rows", lambda prompts, *_: packed.append(prompts))
+    cut = cut_microbatches([[1], [2], [3]], [[4, 5]] * 3, range(3), token_budget=2, device=CPU)
+    for count in (1, 2, 3):
+        next(cut)
+        assert len(packed) == count
 
 
 def random_rows(policy, count, seed=0):

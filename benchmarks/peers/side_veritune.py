@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import Shape, prompts_of, reward_of, text_of
+from shapes import SHAPES, Shape, prompts_of, reward_of, text_of
 from worker import Requests, timed
 
 from veritune.engines.native import NativeEngine
@@ -122,17 +122,21 @@ def recorded_rollouts(path: Path, shape: Shape, *, share_prompts: bool) -> list[
 def serve_training(policy: Policy, requests: Requests) -> None:
     """Each request may change settings of the recipe, or set `share_prompts` to false."""
     policy.model.train()
-    optimizer = None
+    optimizer = optimizer_of(config_of(SHAPES["A"]), policy)
     for request in requests:
-        settings, shape = dict(request["settings"]), Shape(**request["shape"])
-        share_prompts = settings.pop("share_prompts", True)
-        rollouts = recorded_rollouts(Path(request["recorded"]), shape, share_prompts=share_prompts)
-        config = config_of(shape, **settings)
-        optimizer = optimizer or optimizer_of(config, policy)
-        loss = clipped_loss(config, policy, rollouts) if request["check"] else None
-        norm, seconds = timed(partial(train_once, config, policy, rollouts, optimizer))
-        tokens = sum(len(rollout.completion.ids) for rollout in rollouts)
-        requests.answer({"train": seconds, "tokens": tokens, "loss": loss, "grad_norm": norm})
+        requests.answer(trained(policy, optimizer, request))
+
+
+def trained(policy: Policy, optimizer: torch.optim.Optimizer, request: dict[str, Any]) -> dict[str, Any]:
+    """One training step as requested; its rollouts are gone before those of the next are read."""
+    settings, shape = dict(request["settings"]), Shape(**request["shape"])
+    share_prompts = settings.pop("share_prompts", True)
+    rollouts = recorded_rollouts(Path(request["recorded"]), shape, share_prompts=share_prompts)
+    config = config_of(shape, **settings)
+    loss = clipped_loss(config, policy, rollouts) if request["check"] else None
+    norm, seconds = timed(partial(train_once, config, policy, rollouts, optimizer))
+    tokens = sum(len(rollout.completion.ids) for rollout in rollouts)
+    return {"train": seconds, "tokens": tokens, "loss": loss, "grad_norm": norm}
 
 
 def train_once(config: GRPOConfig, policy: Policy, rollouts: list[Rollout], optimizer: torch.optim.Optimizer) -> float:

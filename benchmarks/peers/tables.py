@@ -136,13 +136,27 @@ def names_of(runs: Runs, kind: str) -> list[str]:
     return sorted({shape for shape, _ in runs.keys(kind)}, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
 
 
-def prompt_costs(runs: Runs) -> dict[str, tuple[float, float]]:
-    """CPU-seconds of the step with long and with short prompts, for each number of siblings."""
-    names = {name.split()[0]: None for name in names_of(runs, "growth-prompts")}
-    return {
-        name: (fastest(runs, "growth-prompts", f"{name} long"), fastest(runs, "growth-prompts", f"{name} short"))
-        for name in names
-    }
+def prompt_costs(runs: Runs) -> dict[str, tuple[float, float, float]]:
+    """CPU-seconds of the step with long and with short prompts, and by how much they differ, for each number of
+    siblings: medians over the rounds."""
+    costs = {}
+    for name in dict.fromkeys(name.split()[0] for name in names_of(runs, "growth-prompts")):
+        rounds = [
+            [row["train"]["cpu"] for row in runs.of("growth-prompts", f"{name} {length}")]
+            for length in ("long", "short")
+        ]
+        differences = [long - short for long, short in zip(*rounds, strict=True)]
+        costs[name] = (*map(statistics.median, rounds), statistics.median(differences))
+    return costs
+
+
+def growth_peaks(runs: Runs) -> dict[str, float]:
+    """MiB at the end of each process, its highest: the median over the processes."""
+    peaks = {}
+    for name in names_of(runs, "growth-peak"):
+        ends = [row["peak_mib"] for row in runs.of("growth-peak", name) if row["round"] % 2 == 0]
+        peaks[name] = statistics.median(ends)
+    return peaks
 
 
 def head_peak(runs: Runs, shape: str, side: str = "veritune") -> float:
@@ -152,16 +166,13 @@ def head_peak(runs: Runs, shape: str, side: str = "veritune") -> float:
 
 def growth(runs: Runs) -> None:
     """The four tables of growth."""
-    lines = [
-        [name, *(f"{value:.2f}" for value in (long, short, long - short))]
-        for name, (long, short) in prompt_costs(runs).items()
-    ]
+    lines = [[name, *(f"{value:.2f}" for value in values)] for name, values in prompt_costs(runs).items()]
     head = ["siblings", "step with prompts of 128 tokens, CPU-s", "of 8", "difference: the prompts"]
-    print_table("Prompts in a training step: 32 groups, responses of 2 tokens, fastest run", head, lines)
+    print_table("Prompts in a training step: 32 groups of 64 response tokens that are read, medians", head, lines)
 
-    peaks = {name: runs.peak("growth-peak", name) for name in names_of(runs, "growth-peak")}
-    lines = [[name, f"{peak:.0f}"] for name, peak in peaks.items()]
-    print_table("Peak memory of a training step, responses of 64 tokens", ["rollouts, siblings", "MiB"], lines)
+    lines = [[name, f"{peak:.1f}"] for name, peak in growth_peaks(runs).items()]
+    title = "Peak memory of a training step, responses of 64 tokens, medians of fresh processes"
+    print_table(title, ["rollouts, siblings", "MiB"], lines)
 
     lines = []
     for name in names_of(runs, "growth-length"):
@@ -202,9 +213,9 @@ def bars(runs: Runs) -> None:
         if rows := runs.of("S", shape):
             cost = statistics.median(runs.cost("S", row) for row in rows) * limit["tokens"]
             add(f"S {shape}: ours / counted limit", cost / limit["whole"], "≤", MOST_OF_LIMIT)
-    if costs := [long - short for long, short in prompt_costs(runs).values()]:
+    if costs := [difference for *_, difference in prompt_costs(runs).values()]:
         add("prompts' cost, most / least over siblings", max(costs) / min(costs), "≤", MOST_GROWTH)
-    if peaks := [runs.peak("growth-peak", name) for name in names_of(runs, "growth-peak")]:
+    if peaks := list(growth_peaks(runs).values()):
         add("peak, most / least over siblings and rollouts", max(peaks) / min(peaks), "≤", MOST_GROWTH)
     names = names_of(runs, "head")
     for name in (name for name in names if int(name[2:]) >= LARGE_VOCABULARY):

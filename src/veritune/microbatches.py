@@ -36,29 +36,29 @@ def cut_microbatches(
     *,
     token_budget: int,
     device: torch.device,
-) -> list[Microbatch]:
+) -> Iterator[Microbatch]:
     """Cut `rows` into microbatches of at most `token_budget` positions, rows with the same prompt side by side.
 
     A prompt counts once in each microbatch that holds some of its responses; a row longer than the budget stands alone.
+    The longest comes first, so that the memory its pass leaves behind has room for the others, and each is packed when
+    it is asked for, so that memory does not grow with the batch.
     """
     groups: list[list[int]] = []
-    room = 0
+    room: list[int] = []  # what is left of the budget in each
     for prompt, members in siblings_of(rows, prompts_ids).items():
         joined = False  # whether the present microbatch holds the prompt
         for row in members:
             inputs = max(len(responses_ids[row]) - 1, 0)
             needed = inputs if joined else inputs + len(prompt)
-            if not groups or needed > room:
+            if not groups or needed > room[-1]:
                 groups.append([])
-                room, needed = token_budget, inputs + len(prompt)
+                room.append(token_budget)
+                needed = inputs + len(prompt)
             groups[-1].append(row)
-            room, joined = room - needed, True
-    return [_pack(prompts_ids, responses_ids, group, device) for group in groups]
-
-
-def longest_first(microbatches: Sequence[Microbatch]) -> list[Microbatch]:
-    """An order in which the memory that a pass leaves behind has room for each of those that follow."""
-    return sorted(microbatches, key=lambda microbatch: -microbatch.packed.input_ids.shape[1])
+            room[-1] -= needed
+            joined = True
+    for place in sorted(range(len(groups)), key=room.__getitem__):
+        yield _pack(prompts_ids, responses_ids, groups[place], device)
 
 
 def _pack(
@@ -172,9 +172,7 @@ def add_supervised_gradient(
         token_budget=token_budget,
         device=next(policy.model.parameters()).device,
     )
-    return sum(
-        supervised_gradient(policy.model, microbatch, response_tokens) for microbatch in longest_first(microbatches)
-    )
+    return sum(supervised_gradient(policy.model, microbatch, response_tokens) for microbatch in microbatches)
 
 
 def pad_responses(values: Tensor, response_mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ A recipe says what each response is worth; here that becomes a gradient. The los
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ from veritune.microbatches import (
     Microbatch,
     add_gradient,
     cut_microbatches,
-    longest_first,
     pad_responses,
     score_responses,
 )
@@ -139,7 +138,7 @@ def add_policy_gradient(
     Returns their loss, how many tokens were clipped, and the sum of the engine's mismatch over the tokens.
     """
     sums = (0.0, 0.0, 0.0)
-    for microbatch in longest_first(rollout_microbatches(config, policy, rollouts)):
+    for microbatch in rollout_microbatches(config, policy, rollouts):
         weights = sequence_loss_weights(
             microbatch.response_mask,
             config.length_normalization,
@@ -273,7 +272,9 @@ def score_rollouts(config: PolicyGradientConfig, policy: Policy, rollouts: Seque
     return [scored[row] for row in range(len(rollouts))]
 
 
-def rollout_microbatches(config: PolicyGradientConfig, policy: Policy, rollouts: Sequence[Rollout]) -> list[Microbatch]:
+def rollout_microbatches(
+    config: PolicyGradientConfig, policy: Policy, rollouts: Sequence[Rollout]
+) -> Iterator[Microbatch]:
     return cut_microbatches(
         [rollout.completion.prompt_ids for rollout in rollouts],
         [rollout.completion.ids for rollout in rollouts],

@@ -129,7 +129,7 @@ def forward_operations(shape: Shape, config: PlanConfig, alive: Tensor) -> tuple
 def prompt_passes(config: PlanConfig) -> int:
     """How often a prompt is computed in a step's training: once for each microbatch with some of its responses.
 
-    Responses of mean length fill the microbatches one after the other, as `training.cut_microbatches` has them do.
+    Responses of mean length fill the microbatches one after the other, as `microbatches.cut_microbatches` has them do.
     """
     passes, room = 0, 0.0
     for _ in range(config.rollout_batch_size // config.group_size):

@@ -116,12 +116,14 @@ def batches(
     while seen < config.tokens:
         habits = CAREFUL if seen < config.careful * config.tokens else CARELESS
         pairs = [pretraining_text(config, problems, habits, generator) for _ in range(CHUNK)]
-        cut = cut_microbatches(
-            [policy.encode(prompt) for prompt, _ in pairs],
-            [[*policy.encode(response), policy.end_of_response] for _, response in pairs],
-            range(CHUNK),
-            token_budget=config.batch_tokens,
-            device=torch.device("cpu"),
+        cut = list(
+            cut_microbatches(
+                [policy.encode(prompt) for prompt, _ in pairs],
+                [[*policy.encode(response), policy.end_of_response] for _, response in pairs],
+                range(CHUNK),
+                token_budget=config.batch_tokens,
+                device=torch.device("cpu"),
+            )
         )
         seen += sum(batch.packed.input_ids.numel() for batch in cut)
         yield from generator.sample(cut, len(cut))
