@@ -3,6 +3,7 @@
 import copy
 import random
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -53,8 +54,62 @@ def test_a_packing_by_hand():
     assert packed.packing.prompt_positions.tolist() == [0, 1, 2, 5]
 
 
-@settings(max_examples=60, deadline=None)
-@given(groups=groups_of_rows, key_heads=st.sampled_from([1, 2, 4]), kernel=st.booleans())
+class FlashKernels:
+    """What torch's CUDA kernels for runs of queries and keys are given and return, computed span by span on a CPU.
+
+    The arguments go through the operators themselves on the meta device, which refuses what their schemas do not allow
+    and tells the shapes that they return.
+    """
+
+    def _flash_attention_forward(self, query, key, value, *bounds, scale):
+        tensors = (query, key, value)
+        shapes = torch.ops.aten._flash_attention_forward(*map(on_meta, (*tensors, *bounds)), scale=scale)
+        spans = self.spans(*bounds)
+        output, logsumexp = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0])
+        for queries, keys in spans:
+            parts = (part.transpose(0, 1) for part in (query[queries], *self.shared(query, key[keys], value[keys])))
+            mixed, logsumexp[:, queries] = plain_attention(*parts, scale, bounds[5])
+            output[queries] = mixed.transpose(0, 1)
+        results = (output, logsumexp, *shapes[2:])
+        assert [result.shape for result in results] == [shape.shape for shape in shapes]
+        return results
+
+    def _flash_attention_backward(self, gradient, query, key, value, output, logsumexp, *bounds, scale):
+        tensors = (gradient, query, key, value, output, logsumexp)
+        shapes = torch.ops.aten._flash_attention_backward(*map(on_meta, (*tensors, *bounds)), scale=scale)
+        assert logsumexp.is_contiguous()
+        results = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        for queries, keys in self.spans(*bounds):
+            parts = (gradient[queries], query[queries], *self.shared(query, key[keys], value[keys]), output[queries])
+            heads_first = [part.transpose(0, 1) for part in parts]
+            found = plain_attention_backward(*heads_first, logsumexp[:, queries], scale, bounds[5])
+            for result, part, place in zip(results, found, (queries, keys, keys), strict=True):
+                result[place] = part.transpose(0, 1).unflatten(1, (result.shape[1], -1)).sum(dim=2)
+        assert [result.shape for result in results] == [shape.shape for shape in shapes]
+        return results
+
+    @staticmethod
+    def spans(query_ends, key_ends, longest_queries, longest_keys, dropout, *_):
+        assert dropout == 0
+        spans = []
+        for ends, longest in ((query_ends, longest_queries), (key_ends, longest_keys)):
+            assert ends.dtype == torch.int32
+            assert ends.diff().max() == longest
+            spans.append([slice(start, stop) for start, stop in pairwise(ends.tolist())])
+        return list(zip(*spans, strict=True))
+
+    @staticmethod
+    def shared(query, *keys):
+        """Fewer key than query heads, each for as many of them."""
+        return [tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1) for tensor in keys]
+
+
+def on_meta(value):
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+@settings(max_examples=90, deadline=None)
+@given(groups=groups_of_rows, key_heads=st.sampled_from([1, 2, 4]), kernel=st.sampled_from(["cpu", "cuda", "none"]))
 def test_output_and_gradients_are_those_of_a_dense_mask(groups, key_heads, kernel):
     packed = pack_rows(*rows_of(groups), CPU)
     length = packed.input_ids.shape[1]
@@ -65,7 +120,10 @@ def test_output_and_gradients_are_those_of_a_dense_mask(groups, key_heads, kerne
     )
     upstream = torch.randn(length, 4, 8, generator=generator, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        if not kernel:  # what a device without a kernel runs
+        if kernel == "cuda":
+            patch.setattr(packing, "_has_flash_kernel", lambda query: True)
+            patch.setattr(packing, "aten", FlashKernels())
+        if kernel == "none":  # what a device without a kernel runs
             patch.setattr(packing, "_cpu_attention", plain_attention)
             patch.setattr(packing, "_cpu_attention_backward", plain_attention_backward)
         output = packed_attention(query, key, value, packed.packing, scale=0.3)

@@ -65,8 +65,8 @@ def _pack(
     prompts_ids: Sequence[Sequence[int]], responses_ids: Sequence[Sequence[int]], rows: list[int], device: torch.device
 ) -> Microbatch:
     responses = [responses_ids[row] for row in rows]
-    lengths = torch.tensor([len(response) for response in responses])
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    lengths = list(map(len, responses))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     return Microbatch(rows, pack_rows([prompts_ids[row] for row in rows], responses, device), mask.to(device))
 
 
