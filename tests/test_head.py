@@ -1,5 +1,7 @@
 """The head in chunks against whole logits and autograd."""
 
+import math
+
 import pytest
 import torch
 from torch.profiler import profile
@@ -66,6 +68,16 @@ def test_many_small_gradients_in_bfloat16_are_summed_in_single_precision(monkeyp
     score_and_differentiate(hidden, layer, labels, 1.0, lambda scores, _: scores)
     # Each token adds 1/2 and -1/2; a sum in bfloat16 would stand still at 128.
     assert layer.weight.grad.tolist() == [[500.0], [-500.0]]
+
+
+def test_a_small_gradient_of_a_sure_policy_survives_bfloat16():
+    layer = torch.nn.Linear(1, 2, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[10.0], [0.0]]))
+    score_and_differentiate(torch.ones(1, 1).bfloat16(), layer, torch.tensor([0]), 1.0, lambda scores, _: scores)
+    # 1 - p and p - 1 with p = 1 / (1 + exp(-10)); in bfloat16, p itself would be 1.
+    slope = 1 / (1 + math.exp(10))
+    assert layer.weight.grad.flatten().tolist() == [pytest.approx(slope, rel=2**-8), pytest.approx(-slope, rel=2**-8)]
 
 
 def test_a_head_that_is_not_trained_gets_no_gradient():

@@ -197,10 +197,10 @@ def test_weights_gradients_and_moments_are_those_of_the_optimiser(tiny):
 def test_the_head_and_a_layer_of_qwen_by_hand(qwen):
     shape, config = shape_of(qwen), PlanConfig(model=qwen, device="h200")
     memory = training_memory(shape, config, DEVICES["h200"], torch.bfloat16, 8192)
-    # 2²⁷ logits a chunk are 883 tokens of 151,936: logits in bfloat16, their log-softmax in float32 and its gradient in
-    # bfloat16, 2 + 4 + 2 bytes; beside the matrix's float32 gradient and two tensors as large as the hidden state.
+    # 2²⁷ logits a chunk are 883 tokens of 151,936: logits in bfloat16, which their gradient replaces, and log-softmax
+    # in float32, 2 + 4 bytes; beside the matrix's float32 gradient and two tensors as large as the hidden state.
     chunk = 883 * 151_936
-    assert memory.head == 4 * 233_373_696 + 8 * chunk + 2 * 8192 * 1536 * 2
+    assert memory.head == 4 * 233_373_696 + 6 * chunk + 2 * 8192 * 1536 * 2
     # In float32 there are the logits, whatever they are turned into, and the gradient that is there is added to.
     exact = training_memory(shape, config, DEVICES["h200"], torch.float32, 100)
     assert exact.head == 4 * 100 * 151_936 + 2 * 100 * 1536 * 4

@@ -33,7 +33,7 @@ class HeadPass:
 def score_tokens(hidden: Tensor, head: Any, labels: Tensor, temperature: float) -> Tensor:
     """log softmax(head(hidden) / temperature) at the labels: (R, H) and (R,) to (R,), in float32 or better."""
     scores = torch.empty_like(labels, dtype=_full(hidden.dtype))
-    for part, log_softmax in _log_softmax_chunks(hidden, head, len(labels), temperature):
+    for part, log_softmax, _ in _log_softmax_chunks(hidden, head, len(labels), temperature):
         scores[part] = _at_labels(log_softmax, labels[part])
         del log_softmax  # before the next chunk is made
     return scores
@@ -51,19 +51,19 @@ def score_and_differentiate(
     weight_gradient, bias_gradient = (_accumulator(parameter) for parameter in (weight, bias))
     hidden_gradient, scores = torch.empty_like(hidden), torch.empty_like(labels, dtype=_full(hidden.dtype))
     loss = scores.new_zeros(())
-    for part, log_softmax in _log_softmax_chunks(hidden, head, len(labels), temperature):
+    for part, log_softmax, of_logits in _log_softmax_chunks(hidden, head, len(labels), temperature):
         with torch.enable_grad():
             leaf = _at_labels(log_softmax, labels[part]).requires_grad_()
             chunk_loss = token_loss(leaf, part).sum()
             (slope,) = torch.autograd.grad(chunk_loss, leaf)
         loss += chunk_loss.detach()
         scores[part] = leaf.detach()
-        # d log p(label) / d logits = (one hot of label - softmax) / temperature, small where the policy is sure: it is
-        # rounded to the weights' type last.
+        # d log p(label) / d logits = (one hot of label - softmax) / temperature, small at the label where the policy is
+        # sure: there it is one number, 1 - p, that the weights' type rounds, and no difference of two that it rounded.
         slope = slope / temperature
-        of_logits = log_softmax.exp_().mul_(-slope[:, None])
-        of_logits[torch.arange(len(slope), device=slope.device), labels[part]] += slope
-        of_logits = of_logits.to(hidden.dtype)
+        torch.mul(log_softmax.exp_(), -slope[:, None], out=of_logits)
+        at_labels = -slope * torch.expm1(scores[part])
+        of_logits[torch.arange(len(slope), device=slope.device), labels[part]] = at_labels.to(of_logits.dtype)
         del log_softmax  # memory of its own where the weights' type is shorter
         torch.mm(of_logits, weight, out=hidden_gradient[part])
         if weight_gradient is not None:
@@ -73,7 +73,6 @@ def score_and_differentiate(
                 weight_gradient += of_logits.T @ hidden[part]
         if bias_gradient is not None:
             bias_gradient += of_logits.sum(dim=0)
-        del of_logits  # before the next chunk is made
     _give_back(weight, weight_gradient)
     _give_back(bias, bias_gradient)
     return HeadPass(loss, scores, hidden_gradient)
@@ -103,10 +102,13 @@ def _at_labels(log_softmax: Tensor, labels: Tensor) -> Tensor:
     return log_softmax.gather(-1, labels[:, None])[:, 0]
 
 
-def _log_softmax_chunks(hidden: Tensor, head: Any, tokens: int, temperature: float) -> Iterator[tuple[slice, Tensor]]:
-    """Each chunk's place among the tokens, and its log-softmax, (r, V) in float32 or better.
+def _log_softmax_chunks(
+    hidden: Tensor, head: Any, tokens: int, temperature: float
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Each chunk's place among the tokens, its log-softmax, (r, V) in float32 or better, and room for its gradient.
 
-    Chunks of float32 lie in the same memory one after the other: what is yielded is good until the next.
+    The room, (r, V) in hidden's type, is where the logits were: in float32 it is the log-softmax's own memory. Chunks
+    lie there one after the other, so that what is yielded is good until the next.
     """
     weight, bias = head.weight, getattr(head, "bias", None)
     full = _full(hidden.dtype)
@@ -114,10 +116,11 @@ def _log_softmax_chunks(hidden: Tensor, head: Any, tokens: int, temperature: flo
     buffer = hidden.new_empty(min(size, tokens), len(weight))
     for start in range(0, tokens, size):
         part = slice(start, min(start + size, tokens))
-        logits = torch.mm(hidden[part], weight.T, out=buffer[: part.stop - start])
+        room = buffer[: part.stop - start]
+        logits = torch.mm(hidden[part], weight.T, out=room)
         if bias is not None:
             logits += bias
         if temperature != 1:
             logits = logits.to(full).div_(temperature)
         # A row is read to its end before it is written, so that the result may take the place of the logits.
-        yield part, torch.log_softmax(logits, dim=-1, dtype=full, out=logits if logits.dtype == full else None)
+        yield part, torch.log_softmax(logits, dim=-1, dtype=full, out=logits if logits.dtype == full else None), room
