@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from veritune.decode_graphs import capture_cuda_graph
 from veritune.engines.native import NativeEngine
+from veritune.errors import VerituneError
 from veritune.head import score_and_differentiate
 from veritune.plan import PlanConfig
 from veritune.plan.devices import Device, measure_device
@@ -176,11 +177,13 @@ def _shown(value: float | str) -> str:
 
 
 def attempt(bench: Bench, part: str, what: str, measure: Callable[[], dict[str, float]]) -> None:
-    """Report what `measure` finds, or that the device's memory does not hold it."""
+    """Report what `measure` finds, that the device's memory does not hold it, or how it failed: the next goes on."""
     try:
         figures: dict[str, Any] = measure()
     except torch.OutOfMemoryError:
         figures = {"result": "does not fit in memory"}
+    except (RuntimeError, VerituneError) as error:
+        figures = {"failed": " ".join(str(error).split())[:300]}
     bench.report(part, what, **figures)
     if bench.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -200,6 +203,9 @@ def drawn_rollouts(bench: Bench, lengths: Sequence[int]) -> list[Rollout]:
 
 # --- Exactness -----------------------------------------------------------------------------------------------------
 
+Pass = Callable[[GRPOConfig, Policy, list[Rollout]], tuple[Tensor, Tensor]]
+"""Log-probabilities of the response tokens, and the gradient, flat."""
+
 
 def measure_exactness(bench: Bench) -> None:
     """Log-probabilities and gradient in float32 and in the bench's type, ours and the plain path's, each against the
@@ -211,14 +217,16 @@ def measure_exactness(bench: Bench) -> None:
     log_probs, gradient = plain_pass(config, exact, rollouts)
     passes = {"ours, float32": (packed_pass, exact), "plain, as trained": (plain_pass, policy)}
     for what, (run, side) in (passes | {"ours, as trained": (packed_pass, policy)}).items():
-        found, slopes = run(config, side, rollouts)
-        bench.report(
-            "exactness",
-            what,
-            log_probs_mean=(found - log_probs).abs().mean().item(),
-            log_probs_most=(found - log_probs).abs().max().item(),
-            gradient_relative=((slopes - gradient).norm() / gradient.norm()).item(),
-        )
+
+        def measure(run: Pass = run, side: Policy = side) -> dict[str, float]:
+            found, slopes = run(config, side, rollouts)
+            return {
+                "log-probabilities' mean distance": (found - log_probs).abs().mean().item(),
+                "most": (found - log_probs).abs().max().item(),
+                "gradient's, relative": ((slopes - gradient).norm() / gradient.norm()).item(),
+            }
+
+        attempt(bench, "exactness", what, measure)
 
 
 def flat_gradient(policy: Policy) -> Tensor:
@@ -473,6 +481,8 @@ def main() -> None:
         if arguments.output:
             rates_row = {"matrix": rates.matrix_rate(bench.dtype), "copy": rates.copy}
             arguments.output.write_text(json.dumps({"device": rates.name, **rates_row, "rows": bench.rows}, indent=1))
+    if any("failed" in row for row in bench.rows):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
