@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from tracing import Tracer
-from veritune.decode import Cache, decode, fill_gaps, graph_size, layers_for_decoding, seat
+from veritune.decode import Cache, close_gaps, decode, fill_gaps, graph_size, layers_for_decoding, seat
 from veritune.decode_graphs import ReplayedSteps, can_be_captured
 from veritune.families import layers_of
 
@@ -90,10 +90,9 @@ class Rollout:
     def release(self, *gone):
         finished = np.isin(np.arange(len(self.sequences)), gone)
         self.cache.release(finished)
-        sources, targets, remaining = fill_gaps(finished)
-        for source, target in zip(sources, targets, strict=True):
+        for source, target in zip(*fill_gaps(finished), strict=True):
             self.sequences[target] = self.sequences[source]
-        del self.sequences[remaining:]
+        del self.sequences[len(self.sequences) - len(gone) :]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -172,8 +171,11 @@ def test_a_layer_with_an_adapter_is_left_to_the_model_itself():
 
 
 def test_the_last_rows_fill_the_gaps():
-    sources, targets, remaining = fill_gaps(np.array([True, False, False, True, False, True, False]))
-    assert (sources.tolist(), targets.tolist(), remaining) == ([4, 6], [0, 3], 4)
+    gone = np.array([True, False, False, True, False, True, False])
+    sources, targets = fill_gaps(gone)
+    assert (sources.tolist(), targets.tolist()) == ([4, 6], [0, 3])
+    assert close_gaps(np.arange(7), gone).tolist() == [4, 1, 2, 6]
+    assert close_gaps(np.arange(14).reshape(7, 2), gone).tolist() == [[8, 9], [2, 3], [4, 5], [12, 13]]
 
 
 def test_siblings_sit_side_by_side():

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from veritune import cpu_kernels
-from veritune.decode import CachedPrompts, fill_gaps
+from veritune.decode import CachedPrompts, close_gaps, fill_gaps
 from veritune.families import LayerWeights, rotary_of
 
 PANEL = 16
@@ -96,13 +96,10 @@ class PagedCache(CachedPrompts):
         self._order_anew()
 
     def release(self, finished: np.ndarray) -> None:
-        sources, targets, remaining = fill_gaps(finished)
-        for places in (self.written, self.addresses):
-            places[targets] = places[sources]
-        self.written, self.addresses = self.written[:remaining], self.addresses[:remaining]
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+        self.written, self.addresses = (close_gaps(each, finished) for each in (self.written, self.addresses))
+        for source, target in zip(*fill_gaps(finished), strict=True):
             self._pages[target] = self._pages[source]
-        del self._pages[remaining:]
+        del self._pages[len(self.written) :]
         super().release(finished)
         self._order_anew()
 

@@ -63,15 +63,12 @@ class CachedPrompts:
 
         The last that stay take the places of those that go, by `fill_gaps`.
         """
-        sources, targets, remaining = fill_gaps(finished)
-        self.slots[targets] = self.slots[sources]
-        self.slots = self.slots[:remaining]
+        self.slots = close_gaps(self.slots, finished)
         idle = np.bincount(self.slots, minlength=len(self.prompt_lengths)) == 0
         if idle.any():
-            sources, targets, remaining = fill_gaps(idle)
+            sources, targets = fill_gaps(idle)
             _move((*self.prompt_keys, *self.prompt_values), sources, targets)
-            self.prompt_lengths[targets] = self.prompt_lengths[sources]
-            self.prompt_lengths = self.prompt_lengths[:remaining]
+            self.prompt_lengths = close_gaps(self.prompt_lengths, idle)
             new_slots = np.arange(len(idle))
             new_slots[sources] = targets
             self.slots = new_slots[self.slots]
@@ -126,10 +123,8 @@ class Cache(CachedPrompts):
         self.seating, self.stale = None, True
 
     def release(self, finished: np.ndarray) -> None:
-        sources, targets, remaining = fill_gaps(finished)
-        _move((*self.keys, *self.values), sources, targets)
-        self.first_columns[targets] = self.first_columns[sources]
-        self.first_columns = self.first_columns[:remaining]
+        _move((*self.keys, *self.values), *fill_gaps(finished))
+        self.first_columns = close_gaps(self.first_columns, finished)
         super().release(finished)
         self.stale = True
 
@@ -257,10 +252,17 @@ def block_of_columns(written: int, columns: int) -> int:
     return min(STEP * max(1, math.ceil(math.sqrt(6 * written) / STEP)), columns)
 
 
-def fill_gaps(gone: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """How the last that stay take the places of those that `gone` (B,) marks: sources, targets, and how many stay."""
+def fill_gaps(gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How the last that stay take the places of those that `gone` (B,) marks: from where, and to where."""
     remaining = len(gone) - int(gone.sum())
-    return remaining + np.flatnonzero(~gone[remaining:]), np.flatnonzero(gone[:remaining]), remaining
+    return remaining + np.flatnonzero(~gone[remaining:]), np.flatnonzero(gone[:remaining])
+
+
+def close_gaps(values: np.ndarray, gone: np.ndarray) -> np.ndarray:
+    """The `values` (B, …) of those that stay, in the places that `fill_gaps` gives them."""
+    sources, targets = fill_gaps(gone)
+    values[targets] = values[sources]
+    return values[: len(gone) - int(gone.sum())]
 
 
 def _move(stored: Sequence[Tensor], sources: np.ndarray, targets: np.ndarray) -> None:

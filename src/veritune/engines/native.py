@@ -20,7 +20,7 @@ from torch import Tensor
 
 from veritune import cpu_kernels
 from veritune.compiled_steps import CompiledSteps, PagedCache, layers_in_panels
-from veritune.decode import Cache, decode, fill_gaps, layers_for_decoding
+from veritune.decode import Cache, close_gaps, decode, layers_for_decoding
 from veritune.decode_graphs import Capture, ReplayedSteps, can_be_captured
 from veritune.errors import ConfigError, EngineError
 from veritune.families import LayerWeights, layers_of
@@ -303,9 +303,7 @@ class _Decoder:
     def _release(self, finished: np.ndarray) -> None:
         """Move the last live rows into the places of the finished ones, so that live rows stay side by side."""
         self.cache.release(finished)
-        sources, targets, remaining = fill_gaps(finished)
-        self.rows[targets], self.positions[targets] = self.rows[sources], self.positions[sources]
-        self.rows, self.positions = self.rows[:remaining], self.positions[:remaining]
+        self.rows, self.positions = (close_gaps(each, finished) for each in (self.rows, self.positions))
 
     def completion(self, row: int, weights_version: int) -> Completion:
         """What `row` has produced, once it has finished."""
