@@ -51,28 +51,30 @@ def score_and_differentiate(
     weight_gradient, bias_gradient = (_accumulator(parameter) for parameter in (weight, bias))
     hidden_gradient, scores = torch.empty_like(hidden), torch.empty_like(labels, dtype=_full(hidden.dtype))
     loss = scores.new_zeros(())
-    for part, log_softmax, of_logits in _log_softmax_chunks(hidden, head, len(labels), temperature):
+    for part, log_softmax, residual in _log_softmax_chunks(hidden, head, len(labels), temperature):
         with torch.enable_grad():
             leaf = _at_labels(log_softmax, labels[part]).requires_grad_()
             chunk_loss = token_loss(leaf, part).sum()
             (slope,) = torch.autograd.grad(chunk_loss, leaf)
         loss += chunk_loss.detach()
         scores[part] = leaf.detach()
-        # d log p(label) / d logits = (one hot of label - softmax) / temperature, small at the label where the policy is
-        # sure: there it is one number, 1 - p, that the weights' type rounds, and no difference of two that it rounded.
-        slope = slope / temperature
-        torch.mul(log_softmax.exp_(), -slope[:, None], out=of_logits)
-        at_labels = -slope * torch.expm1(scores[part])
-        of_logits[torch.arange(len(slope), device=slope.device), labels[part]] = at_labels.to(of_logits.dtype)
+        # d log p(label) / d logits = -residual / temperature, where residual = softmax - one hot of label. At the label
+        # that is p - 1, rounded to the weights' type once: where the policy is sure, p alone would round to 1. What a
+        # token's residual is multiplied with goes to the side of the products that has no column for every id.
+        torch.exp(log_softmax, out=residual)
+        at_labels = torch.arange(len(leaf), device=leaf.device), labels[part]
+        residual[at_labels] = torch.expm1(scores[part]).to(residual.dtype)
         del log_softmax  # memory of its own where the weights' type is shorter
-        torch.mm(of_logits, weight, out=hidden_gradient[part])
+        slope = (slope / -temperature)[:, None]
+        torch.mm(residual, weight, out=hidden_gradient[part]).mul_(slope)
         if weight_gradient is not None:
-            if weight_gradient.dtype == of_logits.dtype:
-                weight_gradient.addmm_(of_logits.T, hidden[part])
+            weighed = (hidden[part] * slope).to(hidden.dtype)
+            if weight_gradient.dtype == residual.dtype:
+                weight_gradient.addmm_(residual.T, weighed)
             else:
-                weight_gradient += of_logits.T @ hidden[part]
+                weight_gradient += residual.T @ weighed
         if bias_gradient is not None:
-            bias_gradient += of_logits.sum(dim=0)
+            bias_gradient += (slope.T.to(residual.dtype) @ residual)[0]
     _give_back(weight, weight_gradient)
     _give_back(bias, bias_gradient)
     return HeadPass(loss, scores, hidden_gradient)

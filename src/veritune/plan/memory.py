@@ -109,14 +109,15 @@ def _norm_bytes(shape: Shape, dtype: torch.dtype) -> int:
 def _head_bytes(shape: Shape, device: Device, dtype: torch.dtype, tokens: int) -> int:
     """The logits of a chunk, which their log-softmax and gradient replace.
 
-    A shorter number type has the log-softmax in float32 beside them, and sums up the matrix's gradient in float32.
+    A shorter number type has the log-softmax in float32 beside them, and sums up the matrix's gradient in float32; a
+    CPU has the gradient of the logits in float32 too, before it is shortened.
     """
     size, rows = dtype.itemsize, max(1, CHUNK_LOGITS["cuda" if device.is_gpu else "cpu"] // shape.vocabulary)
     chunk = min(tokens, rows) * shape.vocabulary
     if dtype == torch.float32:
         return 4 * chunk
     product = size * shape.head_matrix  # before it is added to the sum
-    return 4 * shape.head_matrix + size * chunk + max(4 * chunk, product)
+    return 4 * shape.head_matrix + size * chunk + max((4 if device.is_gpu else 8) * chunk, product)
 
 
 @dataclass(frozen=True)
