@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import SHAPES, Shape, prompts_of, reward_of, text_of
+from shapes import Shape, prompts_of, reward_of, text_of
 from worker import Requests, timed
 
 from veritune.engines.native import NativeEngine
@@ -27,6 +27,8 @@ from veritune.recipes.grpo import GRPOConfig, grpo_step
 from veritune.runs import RunFolder
 from veritune.training import Session, clip_and_step, make_optimizer
 from veritune.types import Completion, Example, Rollout, Sampling, Score
+
+LEARNING_RATE = 1e-6
 
 
 @dataclasses.dataclass
@@ -59,16 +61,15 @@ def config_of(shape: Shape, **settings: Any) -> GRPOConfig:
             "min_tokens": shape.min_tokens,
             "normalize_by_std": False,
             "length_normalization": "constant",
-            "learning_rate": 1e-6,
+            "learning_rate": LEARNING_RATE,
             **settings,
         }
     )
 
 
-def optimizer_of(config: GRPOConfig, policy: Policy) -> torch.optim.Optimizer:
-    return make_optimizer(
-        policy.model, learning_rate=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2), weight_decay=0
-    )
+def optimizer_of(policy: Policy) -> torch.optim.Optimizer:
+    betas = (GRPOConfig.adam_beta1, GRPOConfig.adam_beta2)
+    return make_optimizer(policy.model, learning_rate=LEARNING_RATE, betas=betas, weight_decay=0)
 
 
 # --- R: rollouts ---------------------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def recorded_rollouts(path: Path, shape: Shape, *, share_prompts: bool) -> list[
 def serve_training(policy: Policy, requests: Requests) -> None:
     """Each request may change settings of the recipe, or set `share_prompts` to false."""
     policy.model.train()
-    optimizer = optimizer_of(config_of(SHAPES["A"]), policy)
+    optimizer = optimizer_of(policy)
     for request in requests:
         requests.answer(trained(policy, optimizer, request))
 
@@ -158,7 +159,7 @@ def clipped_loss(config: GRPOConfig, policy: Policy, rollouts: list[Rollout]) ->
 
 def serve_steps(policy: Policy, shape: Shape, requests: Requests) -> None:
     config, task = config_of(shape), WordsTask(shape)
-    optimizer, examples = optimizer_of(config, policy), task.examples("train")
+    optimizer, examples = optimizer_of(policy), task.examples("train")
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder.create(Path(folder) / "run", "", {})
         session = Session(config, policy, task, NativeEngine(policy), run)
