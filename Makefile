@@ -9,7 +9,7 @@ VLLM_READY := $(VLLM_VENV)/.ready
 PEERS_VENV := .venv-peers
 PEERS_BIN := $(PEERS_VENV)/bin
 PEERS_READY := $(PEERS_VENV)/.ready
-BUILT := setup.py src/veritune/cpu_kernels.c
+BUILT := setup.py src/veritune/model/kernels/cpu.c
 
 .PHONY: demo demo-seeds test test-vllm bench-peers lint clean
 

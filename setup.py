@@ -9,8 +9,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "veritune._cpu_kernels",
-            ["src/veritune/cpu_kernels.c"],
+            "veritune.model.kernels._cpu",
+            ["src/veritune/model/kernels/cpu.c"],
             extra_compile_args=["-O3", "-ffast-math"],
             optional=True,
         )

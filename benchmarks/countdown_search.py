@@ -13,11 +13,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from veritune.countdown_traces import CAREFUL, TraceHabits, write_trace
-from veritune.policies import load_policy
+from veritune.core.run_folder import RunFolder
+from veritune.model.policy import load_policy
 from veritune.recipes.grpo import GRPOConfig
-from veritune.runs import RunFolder
 from veritune.tasks import load_task
+from veritune.tasks.countdown_traces import CAREFUL, TraceHabits, write_trace
 
 ONE_LINE = TraceHabits(give_up=1.0, persistent=0.0, overlook=0.0, misjudge=0.0)
 DRAWS = 4

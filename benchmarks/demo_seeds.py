@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from veritune.report.estimates import mean_estimate
-from veritune.runs import RunFolder
+from veritune.core.run_folder import RunFolder
+from veritune.core.statistics import mean_estimate
 
 PROMISED, LOWEST_START, HIGHEST_START = 0.70, 0.10, 0.35
 

@@ -30,21 +30,21 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from veritune.decode_graphs import capture_cuda_graph
-from veritune.engines.native import NativeEngine
-from veritune.errors import VerituneError
-from veritune.head import score_and_differentiate
-from veritune.plan import PlanConfig
-from veritune.plan.devices import Device, measure_device
-from veritune.plan.seconds import StepSeconds, step_seconds
-from veritune.plan.shapes import shape_of
-from veritune.policies import Policy, as_policy, choose_dtype, load_policy
-from veritune.policy_gradient import accumulate_gradient, score_rollouts
+from veritune.commands.plan import PlanConfig
+from veritune.commands.plan.devices import Device, measure_device
+from veritune.commands.plan.seconds import StepSeconds, step_seconds
+from veritune.commands.plan.shapes import shape_of
+from veritune.core.errors import VerituneError
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Completion, Example, Rollout, Sampling, Score
+from veritune.engines.native.engine import NativeEngine
+from veritune.engines.native.graphs import capture_cuda_graph
+from veritune.model.head import score_and_differentiate
+from veritune.model.policy import Policy, as_policy, choose_dtype, load_policy
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
 from veritune.recipes.grpo import GRPOConfig, grpo_step
-from veritune.runs import RunFolder
-from veritune.training import Session, clip_and_step, make_optimizer, prepare_model
-from veritune.types import Completion, Example, Rollout, Sampling, Score
+from veritune.trainer.loop import Session, clip_and_step, make_optimizer, prepare_model
+from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
 
 SHAPES = {
     "qwen2.5-math-1.5b": {

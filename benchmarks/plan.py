@@ -79,12 +79,12 @@ def measure(case: Case) -> dict[str, float]:
     import torch
     from transformers import Qwen2ForCausalLM
 
-    from veritune.engines.native import NativeEngine
-    from veritune.policies import as_policy, checkpoint_activations, load_policy
-    from veritune.policy_gradient import accumulate_gradient
+    from veritune.core.types import Completion, Example, Rollout, Sampling, Score
+    from veritune.engines.native.engine import NativeEngine
+    from veritune.model.policy import as_policy, checkpoint_activations, load_policy
     from veritune.recipes.grpo import GRPOConfig
-    from veritune.training import clip_and_step, make_optimizer
-    from veritune.types import Completion, Example, Rollout, Sampling, Score
+    from veritune.trainer.loop import clip_and_step, make_optimizer
+    from veritune.trainer.policy_gradient import accumulate_gradient
 
     torch.set_num_threads(1)
     tokenizer = load_policy("embedded").tokenizer
@@ -153,7 +153,7 @@ def qwen_config(case: Case) -> Any:
 
 
 def planned(case: Case) -> dict[str, float]:
-    from veritune.plan import PlanConfig, make_plan
+    from veritune.commands.plan import PlanConfig, make_plan
 
     with tempfile.TemporaryDirectory() as folder:
         qwen_config(case).save_pretrained(folder)

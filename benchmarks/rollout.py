@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from veritune.engines.native import NativeEngine
-from veritune.policies import Policy, encode_prompts, load_policy
+from veritune.core.types import Sampling
+from veritune.engines.native.engine import NativeEngine
+from veritune.model.policy import Policy, encode_prompts, load_policy
 from veritune.tasks.countdown import CountdownTask
-from veritune.types import Sampling
 
 STOP = "</answer>"
 

@@ -15,18 +15,18 @@ import time
 import torch
 from torch import Tensor
 
-from veritune.engines.native import NativeEngine
-from veritune.policies import Policy, encode_prompts, load_policy
-from veritune.policy_gradient import accumulate_gradient
-from veritune.primitives import (
+from veritune.core.types import Rollout, Sampling
+from veritune.engines.native.engine import NativeEngine
+from veritune.losses import (
     get_response_log_probs,
     group_advantages,
     grpo_microbatch_train_step,
     pad_prompt_and_response,
 )
+from veritune.model.policy import Policy, encode_prompts, load_policy
 from veritune.recipes.grpo import GRPOConfig
 from veritune.tasks.countdown import CountdownTask
-from veritune.types import Rollout, Sampling
+from veritune.trainer.policy_gradient import accumulate_gradient
 
 
 def record_rollouts(policy: Policy) -> list[Rollout]:

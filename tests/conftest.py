@@ -13,7 +13,7 @@ def random_policy():
     """The embedded architecture with random weights, scaled up so that its distributions are far from uniform."""
     import torch
 
-    from veritune.policies import new_embedded_policy
+    from veritune.model.policy import new_embedded_policy
 
     torch.set_num_threads(1)
     corpus = ["Use 9, 5, 18 to make 4.\n<think>\n18-5=13 9|4 +22 -4 yes\n</think> <answer> (18-5)-9 </answer>"] * 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from veritune import countdown
-from veritune.errors import ConfigError
+from veritune.core.errors import ConfigError
 from veritune.tasks import countdown as task_module
 
 TRUTH = {"numbers": [9, 5, 18], "target": 4}

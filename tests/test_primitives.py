@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veritune.errors import ConfigError, DataError
+from veritune.core.errors import ConfigError, DataError
 from veritune.primitives import (
     approximate_kl_k3,
     compute_entropy,

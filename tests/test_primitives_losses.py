@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veritune.errors import ConfigError
+from veritune.core.errors import ConfigError
+from veritune.losses import POLICY_GRADIENT_LOSSES
 from veritune.primitives import (
-    POLICY_GRADIENT_LOSSES,
     compute_cispo_loss,
     compute_grpo_clip_loss,
     compute_grpo_no_clip_loss,

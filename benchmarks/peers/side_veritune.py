@@ -19,14 +19,14 @@ import torch
 from shapes import Shape, prompts_of, reward_of, text_of
 from worker import Requests, timed
 
-from veritune.engines.native import NativeEngine
-from veritune.policies import Policy, load_policy
-from veritune.policy_gradient import accumulate_gradient, score_rollouts
-from veritune.primitives import get_response_log_probs, pad_prompt_and_response
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Completion, Example, Rollout, Sampling, Score
+from veritune.engines.native.engine import NativeEngine
+from veritune.losses import get_response_log_probs, pad_prompt_and_response
+from veritune.model.policy import Policy, load_policy
 from veritune.recipes.grpo import GRPOConfig, grpo_step
-from veritune.runs import RunFolder
-from veritune.training import Session, clip_and_step, make_optimizer
-from veritune.types import Completion, Example, Rollout, Sampling, Score
+from veritune.trainer.loop import Session, clip_and_step, make_optimizer
+from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
 
 LEARNING_RATE = 1e-6
 

@@ -21,8 +21,9 @@ from typing import Any
 
 import typer
 
-from veritune import __version__, configs
-from veritune.errors import VerituneError
+from veritune import __version__
+from veritune.core import config as configs
+from veritune.core.errors import VerituneError
 
 
 @dataclass(frozen=True)
@@ -37,38 +38,46 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("Watch the embedded policy learn Countdown.", "recipes.grpo:GRPOConfig", "commands:grpo"),
-    "eval": Command("Measure a policy as it is.", "recipes.eval:EvalConfig", "commands:evaluate"),
+    "demo": Command("Watch the embedded policy learn Countdown.", "recipes.grpo:GRPOConfig", "commands.train:grpo"),
+    "eval": Command("Measure a policy as it is.", "recipes.eval:EvalConfig", "commands.train:evaluate"),
     "best-of-n": Command(
-        "Measure pass@N, Best@N and majority vote.", "recipes.best_of_n:BestOfNConfig", "commands:best_of_n"
+        "Measure pass@N, Best@N and majority vote.", "recipes.best_of_n:BestOfNConfig", "commands.train:best_of_n"
     ),
-    "sft": Command("Fine-tune a policy on traces.", "recipes.sft:SFTConfig", "commands:sft"),
+    "sft": Command("Fine-tune a policy on traces.", "recipes.sft:SFTConfig", "commands.train:sft"),
     "expert-iteration": Command(
         "Train on a policy's own right answers.",
         "recipes.expert_iteration:ExpertIterationConfig",
-        "commands:expert_iteration",
+        "commands.train:expert_iteration",
     ),
-    "grpo": Command("Train with GRPO or one of its variants.", "recipes.grpo:GRPOConfig", "commands:grpo"),
+    "grpo": Command("Train with GRPO or one of its variants.", "recipes.grpo:GRPOConfig", "commands.train:grpo"),
     "leaderboard": Command(
-        "Train with GRPO for a given time, by rules.", "recipes.grpo:LeaderboardConfig", "commands:leaderboard"
+        "Train with GRPO for a given time, by rules.",
+        "commands.leaderboard:LeaderboardConfig",
+        "commands.train:leaderboard",
     ),
     "plan": Command(
-        "Plan memory and time of GRPO before anything is loaded.", "plan:PlanConfig", "plan.command:print_plan"
+        "Plan memory and time of GRPO before anything is loaded.",
+        "commands.plan:PlanConfig",
+        "commands.plan.command:print_plan",
     ),
     "experiment": Command(
         "Answer a question by a sweep over settings and seeds.",
-        "experiments.command:ExperimentConfig",
-        "experiments.command:run_experiment",
+        "commands.experiment.command:ExperimentConfig",
+        "commands.experiment.command:run_experiment",
     ),
-    "grade": Command("Grade a file of answers, and say why.", "grade:GradeConfig", "grade:grade"),
-    "resume": Command("Continue a run that was stopped or killed.", "commands:ResumeConfig", "commands:resume_run"),
-    "report": Command("Write report.html and figures of runs.", "report.command:ReportConfig", "report.command:report"),
+    "grade": Command("Grade a file of answers, and say why.", "commands.grade:GradeConfig", "commands.grade:grade"),
+    "resume": Command(
+        "Continue a run that was stopped or killed.", "commands.train:ResumeConfig", "commands.train:resume_run"
+    ),
+    "report": Command(
+        "Write report.html and figures of runs.", "commands.report:ReportConfig", "commands.report:report"
+    ),
     "discover": Command(
         "Search for mathematical constructions with a model.",
         "discovery.config:DiscoverConfig",
-        "discovery.command:run_discovery",
+        "commands.discover:run_discovery",
     ),
-    "verify": Command("Judge one construction exactly.", "discovery.command:VerifyConfig", "discovery.command:verify"),
+    "verify": Command("Judge one construction exactly.", "commands.discover:VerifyConfig", "commands.discover:verify"),
     "pretrain-embedded": Command(
         "Make the embedded policy from nothing.", "recipes.pretrain:PretrainConfig", "recipes.pretrain:pretrain"
     ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from veritune import primitives
-from veritune.errors import ConfigError
+from veritune.core.errors import ConfigError
 from veritune.primitives import RewardFunction
 from veritune.tasks.countdown import (
     CountdownTask,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from veritune.configs import field_documentation, field_types
+from veritune.core.config import field_documentation, field_types
+from veritune.core.errors import ConfigError, DataError
 from veritune.discovery import DiscoverConfig
 from veritune.discovery.events import EventLog, read_events
-from veritune.errors import ConfigError, DataError
 
 IMPOSSIBLE = {
     "model is empty": {},

@@ -16,10 +16,10 @@ pytest.importorskip("openai", reason="needs the discover extra")
 
 from scripted_endpoint import CUT_OFF, DISCONNECTS, DRIPS, STALLS, ScriptedEndpoint, answers, fails, raw
 
+from veritune.core.errors import ConfigError, EngineError
 from veritune.discovery import DiscoverConfig, discover, replay_conversation, write_outputs
 from veritune.discovery.events import read_events
 from veritune.discovery.sandbox import REQUIRED_LAYERS, probe_sandbox
-from veritune.errors import ConfigError, EngineError
 
 if not set(REQUIRED_LAYERS) <= set(probe_sandbox().layers):
     pytest.skip("the loop needs Landlock and seccomp", allow_module_level=True)

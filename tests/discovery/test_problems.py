@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from veritune.core.errors import ConfigError
 from veritune.discovery import build_problem, problem_names
 from veritune.discovery.distances import minimum_squared_distance
-from veritune.errors import ConfigError
 
 KISSING = build_problem("kissing", 11)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from hostile_programs import ENDLESS, HOSTILE
 
+from veritune.core.errors import ConfigError
 from veritune.discovery import sandbox
 from veritune.discovery.sandbox import Limits, ProgramResult, SandboxLevel, probe_sandbox, require_sandbox, run_program
-from veritune.errors import ConfigError
 
 LIMITS = Limits(seconds=20.0, memory_mb=512, output_mb=4)
 SHORT_LIMITS = Limits(seconds=0.7, memory_mb=512, output_mb=4)

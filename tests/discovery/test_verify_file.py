@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from veritune.core.errors import ConfigError
 from veritune.discovery import exit_code, verify_file
 from veritune.discovery import sandbox as sandbox_module
 from veritune.discovery.sandbox import REQUIRED_LAYERS, SandboxLevel, probe_sandbox
-from veritune.errors import ConfigError
 
 AXES = [[2 * s if k == i else 0 for k in range(11)] for i in range(11) for s in (1, -1)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from veritune.engines.native import NativeEngine
-from veritune.types import Sampling
+from veritune.core.types import Sampling
+from veritune.engines.native.engine import NativeEngine
 
 
 class FakeVLLM:

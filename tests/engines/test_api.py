@@ -7,12 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from veritune.core.errors import ConfigError, EngineError
+from veritune.core.types import Sampling
 from veritune.engines import api, create_engine
 from veritune.engines.api import APIEngine
-from veritune.errors import ConfigError, EngineError
 from veritune.recipes.eval import EvalConfig
 from veritune.recipes.grpo import GRPOConfig
-from veritune.types import Sampling
 
 
 class Endpoint:

@@ -8,13 +8,13 @@ from itertools import chain
 import pytest
 import torch
 
-from veritune.canary import load_proven_weights
-from veritune.engines.native import NativeEngine
+from veritune.core.errors import ConfigError, EngineError
+from veritune.core.types import Sampling
+from veritune.engines.native.engine import NativeEngine
 from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine
-from veritune.errors import ConfigError, EngineError
-from veritune.microbatches import cut_microbatches, score_responses
-from veritune.policies import encode_prompts
-from veritune.types import Sampling
+from veritune.engines.weight_check import load_proven_weights
+from veritune.model.policy import encode_prompts
+from veritune.trainer.microbatches import cut_microbatches, score_responses
 
 PROMPTS = ["Use 9, 5, 18 to make 4.\n<think>\n", "Use 1, 2 to", "12", "Use 20, 20, 20 to make 100. And once more.\n"]
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracing import Tracer
-from veritune import cpu_kernels
-from veritune.configs import CommonConfig
+from veritune.core.config import CommonConfig
+from veritune.core.errors import ConfigError, EngineError
+from veritune.core.types import Sampling
 from veritune.engines import create_engine
-from veritune.engines.native import NativeEngine, TokenTexts, addressed_uniform, keep_nucleus, sample_tokens
-from veritune.errors import ConfigError, EngineError
-from veritune.policies import encode_prompts
-from veritune.types import Sampling
+from veritune.engines.native.engine import NativeEngine, TokenTexts, addressed_uniform, keep_nucleus, sample_tokens
+from veritune.model.kernels import cpu as cpu_kernels
+from veritune.model.policy import encode_prompts
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 7])

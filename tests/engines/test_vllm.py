@@ -14,20 +14,20 @@ import torch
 
 pytest.importorskip("vllm")
 
-from veritune.canary import load_proven_weights
+from veritune.commands.launch import launch
+from veritune.core.errors import EngineError
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Sampling
 from veritune.engines import vllm as vllm_engine
 from veritune.engines import vllm_server
 from veritune.engines.vllm import VLLMEngine, evaluate_vllm, init_vllm, load_policy_into_vllm_instance
 from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine
-from veritune.errors import EngineError
-from veritune.launch import launch
-from veritune.policies import encode_prompts, load_policy, save_policy
+from veritune.engines.weight_check import load_proven_weights
+from veritune.model.policy import encode_prompts, load_policy, save_policy
 from veritune.recipes.grpo import GRPOConfig
 from veritune.recipes.grpo import run as run_grpo
-from veritune.runs import RunFolder
 from veritune.tasks import load_task
-from veritune.training import Session
-from veritune.types import Sampling
+from veritune.trainer.loop import Session
 
 SMALL = {
     "steps": 3,

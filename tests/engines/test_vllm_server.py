@@ -7,14 +7,14 @@ import pytest
 import torch
 from fake_vllm import FakeVLLM
 
-from veritune.canary import load_proven_weights
+from veritune.core.errors import EngineError
+from veritune.core.types import Sampling
 from veritune.engines import vllm_server
+from veritune.engines.http import EndpointError
 from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine, save_for_servers, server_command
-from veritune.errors import EngineError
-from veritune.http_json import EndpointError
-from veritune.microbatches import cut_microbatches, score_responses
-from veritune.policies import encode_prompts, load_policy
-from veritune.types import Sampling
+from veritune.engines.weight_check import load_proven_weights
+from veritune.model.policy import encode_prompts, load_policy
+from veritune.trainer.microbatches import cut_microbatches, score_responses
 
 SAMPLING = Sampling(max_tokens=12, n=3, seed=4)
 

@@ -3,7 +3,7 @@
 import os
 import time
 
-from veritune.types import Score
+from veritune.core.types import Score
 
 
 def faulty(response: str, ground_truth: str) -> Score:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from veritune.errors import ConfigError
+from veritune.core.errors import ConfigError
 from veritune.grading import GradingPool
 
 from . import graders

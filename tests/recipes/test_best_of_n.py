@@ -9,15 +9,15 @@ import pytest
 from vowels import VowelTask, follow, fresh
 
 from veritune.cli import main
-from veritune.errors import ConfigError, DataError
-from veritune.evaluate import wilson_interval
-from veritune.policies import save_policy
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.run_folder import RunFolder
+from veritune.core.statistics import wilson_interval
+from veritune.core.types import Example, Score
+from veritune.model.policy import save_policy
 from veritune.recipes import best_of_n
 from veritune.recipes import eval as eval_recipe
 from veritune.recipes.best_of_n import BestOfNConfig
 from veritune.recipes.eval import EvalConfig
-from veritune.runs import RunFolder
-from veritune.types import Example, Score
 
 SMALL = BestOfNConfig(samples=(1, 2, 4), max_tokens=10, validation_examples=12)
 

@@ -8,11 +8,11 @@ import pytest
 from vowels import VowelTask, follow, fresh
 
 from veritune.cli import main
-from veritune.policies import save_policy
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Score
+from veritune.model.policy import save_policy
 from veritune.recipes import eval as eval_recipe
 from veritune.recipes.eval import EvalConfig, category_of
-from veritune.runs import RunFolder
-from veritune.types import Score
 
 SMALL = EvalConfig(max_tokens=12, validation_examples=10)
 

@@ -7,12 +7,12 @@ import torch
 from vowels import assert_resumed_is_uninterrupted, assert_same_weights, follow, fresh, weights
 from vowels import supervised_steps_by_hand as by_hand
 
-from veritune.errors import ConfigError
-from veritune.policies import save_policy
+from veritune.core.errors import ConfigError
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Completion, Example, Score
+from veritune.model.policy import save_policy
 from veritune.recipes import expert_iteration
 from veritune.recipes.expert_iteration import ExpertIterationConfig, learning_rates, right_responses
-from veritune.runs import RunFolder
-from veritune.types import Completion, Example, Score
 
 SMALL = ExpertIterationConfig(
     steps=2,

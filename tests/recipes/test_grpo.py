@@ -9,15 +9,15 @@ import torch
 from vowels import VowelTask, assert_resumed_is_uninterrupted, fresh
 from vowels import follow as follow_recipe
 
-from veritune.engines.native import NativeEngine
-from veritune.errors import DataError, EngineError, TrainingError
-from veritune.policies import Policy
-from veritune.policy_gradient import accumulate_gradient, score_rollouts
+from veritune.core.errors import DataError, EngineError, TrainingError
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Completion, Example, Rollout, Score
+from veritune.engines.native.engine import NativeEngine
+from veritune.model.policy import Policy
 from veritune.recipes import grpo
 from veritune.recipes.grpo import GRPOConfig
-from veritune.runs import RunFolder
-from veritune.training import Session
-from veritune.types import Completion, Example, Rollout, Score
+from veritune.trainer.loop import Session
+from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
 
 SMALL = GRPOConfig(
     steps=4,

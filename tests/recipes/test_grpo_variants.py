@@ -9,13 +9,13 @@ import pytest
 import torch
 from vowels import VowelTask, fresh
 
-from veritune.evaluate import summarize
-from veritune.policy_gradient import accumulate_gradient, score_rollouts
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Completion, Example, Rollout, Score
 from veritune.recipes import grpo
 from veritune.recipes.grpo import GRPOConfig, advantages_of, sample_groups
-from veritune.runs import RunFolder
-from veritune.training import Session
-from veritune.types import Completion, Example, Rollout, Score
+from veritune.trainer.evaluate import summarize
+from veritune.trainer.loop import Session
+from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
 
 SMALL = GRPOConfig(max_tokens=40, rollout_batch_size=8, group_size=4, train_batch_size=8, epochs_per_rollout_batch=2)
 REWARDS = [[1.0, 0.1, 0.0, 1.0], [0.1, 0.0, 0.0, 0.1]]

@@ -8,12 +8,12 @@ import pytest
 from vowels import VowelTask, assert_resumed_is_uninterrupted, assert_same_weights, follow, fresh, weights
 from vowels import supervised_steps_by_hand as by_hand
 
-from veritune.errors import ConfigError, DataError
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Example
 from veritune.recipes import sft
 from veritune.recipes.sft import SFTConfig
-from veritune.runs import RunFolder
-from veritune.training import Session
-from veritune.types import Example
+from veritune.trainer.loop import Session
 
 ROWS = [
     {"prompt": "one: ", "response": "aaa", "ground_truth": "aeiou"},  # right

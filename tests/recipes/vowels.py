@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from veritune.engines.native import NativeEngine
-from veritune.policies import load_policy
-from veritune.runs import RunFolder
-from veritune.training import Session
-from veritune.types import Example, Score
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Example, Score
+from veritune.engines.native.engine import NativeEngine
+from veritune.model.policy import load_policy
+from veritune.trainer.loop import Session
 
 VOLATILE = ("seconds", "per_second")
 

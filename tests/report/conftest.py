@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from veritune.runs import RunFolder
+from veritune.core.run_folder import RunFolder
 
 CONFIG = {"policy": "embedded", "task": "countdown", "seed": 0, "max_tokens": 64, "steps": 2, "clip_grad_norm": 1.0}
 ENVIRONMENT = {"recipe": "grpo", "python": "3.12.1", "gpus": [], "versions": {"torch": "2.13.0"}, "git_revision": None}

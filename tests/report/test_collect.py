@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from veritune.errors import ConfigError, DataError
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.statistics import Estimate
 from veritune.report.collect import (
     collect_run,
     collect_settings,
@@ -17,7 +18,6 @@ from veritune.report.collect import (
     setting_change,
     setting_estimate,
 )
-from veritune.report.estimates import Estimate
 
 Make = Callable[..., Path]
 Response = Callable[..., dict[str, Any]]

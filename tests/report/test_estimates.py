@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veritune.report.estimates import Estimate, change, duration, mean_estimate, student_quantile, time_scale
+from veritune.core.statistics import Estimate, change, duration, mean_estimate, student_quantile, time_scale
 
 
 def test_mean_over_three_seeds_has_students_interval() -> None:

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from veritune.core.statistics import Estimate
 from veritune.report import figures
-from veritune.report.estimates import Estimate
 from veritune.report.figures import COLOURS, STYLE, draw, draw_comparison, legend_columns, render, vertical_range
 from veritune.report.panels import Comparison, Line, Outcome, Panel
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from veritune.errors import CheckpointError, ConfigError
+from veritune.core.errors import CheckpointError, ConfigError
 from veritune.report import write_report
 from veritune.report.collect import Batch, collect_run
 from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from veritune.core.statistics import Estimate
 from veritune.report import remarks
 from veritune.report.collect import Curve, collect_run, collect_settings
-from veritune.report.estimates import Estimate
 
 
 def course(mean: Sequence[float], steps: Sequence[int] | None = None, spread: float = 0.0) -> Curve:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from veritune.core.statistics import Estimate
 from veritune.report import tables
 from veritune.report.collect import collect_settings
-from veritune.report.estimates import Estimate
 
 Make = Callable[..., Path]
 Response = Callable[..., dict[str, Any]]

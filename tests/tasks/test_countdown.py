@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veritune.errors import ConfigError, DataError
+from veritune.core.errors import ConfigError, DataError
 from veritune.tasks.countdown import (
     CountdownTask,
     Problem,

@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veritune.configs import CommonConfig
-from veritune.errors import ConfigError, DataError
-from veritune.tables import Place
+from veritune.core.config import CommonConfig
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.types import Score
 from veritune.tasks import TASKS, load_task, time_limited
 from veritune.tasks.countdown import CountdownTask
+from veritune.tasks.data_files import Place
 from veritune.tasks.questions import (
     REWARD_FORMATS,
     SAMPLES,
@@ -34,7 +35,6 @@ from veritune.tasks.questions import (
     short_gold,
     split_of,
 )
-from veritune.types import Score
 
 PLACE = Place("x.jsonl", "line", 7)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from veritune.errors import ConfigError
+from veritune.core.errors import ConfigError
 
 Strategy = Literal["prompt", "refine", "best-of-n", "islands"]
 STRATEGIES = ("prompt", "refine", "best-of-n", "islands")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from veritune.errors import ConfigError, DataError
+from veritune.core.errors import ConfigError, DataError
 
 EVENTS_FILE = "events.jsonl"
 Event = dict[str, Any]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from veritune.core.errors import ConfigError, EngineError
 from veritune.discovery.config import DiscoverConfig
 from veritune.discovery.evaluate import Evaluation, evaluate_program
 from veritune.discovery.events import Event, EventLog
@@ -25,7 +26,6 @@ from veritune.discovery.problems import build_problem
 from veritune.discovery.prompts import build_messages, extract_program
 from veritune.discovery.proposers import ProposalError, Proposer, Request, api_key, build_proposer
 from veritune.discovery.sandbox import Limits, SandboxLevel, require_sandbox
-from veritune.errors import ConfigError, EngineError
 
 # What a resumed run may change: where and how fast it asks, and when it stops; not what it is.
 _CHANGEABLE = (

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from veritune.core.errors import DataError
 from veritune.discovery.events import Event, read_events
 from veritune.discovery.history import Attempt, attempts, best
 from veritune.discovery.problem import Problem, Verdict
 from veritune.discovery.problems import build_problem
 from veritune.discovery.prompts import extract_program
 from veritune.discovery.report import draw_scores, report_text
-from veritune.errors import DataError
 
 CONVERSATION_FILE = "conversation_log.json"
 

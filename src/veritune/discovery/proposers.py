@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from veritune.core.errors import ConfigError
 from veritune.discovery.config import DiscoverConfig
 from veritune.discovery.history import Attempt, Message
-from veritune.errors import ConfigError
 
 _LONGEST_WAIT_SECONDS = 60.0
 _RETRIED_STATUSES = (408, 409, 425, 429)

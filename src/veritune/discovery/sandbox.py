@@ -27,8 +27,8 @@ from math import ceil
 from pathlib import Path
 from typing import IO, Any
 
+from veritune.core.errors import ConfigError
 from veritune.discovery import seccomp
-from veritune.errors import ConfigError
 
 LAYERS = ("limits", "landlock", "seccomp", "bubblewrap")
 REQUIRED_LAYERS = ("limits", "landlock", "seccomp")

@@ -1,4 +1,4 @@
-"""Engines: one file each, behind the three methods of `veritune.types.Engine`."""
+"""Engines: one file each, behind the three methods of `veritune.core.types.Engine`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from veritune.configs import CommonConfig, require
-from veritune.errors import ConfigError
-from veritune.workers import ALONE, Workers
+from veritune.core.config import CommonConfig, require
+from veritune.core.errors import ConfigError
+from veritune.model.parallel import ALONE, Workers
 
 if TYPE_CHECKING:
-    from veritune.policies import Policy
-    from veritune.types import Engine
+    from veritune.core.types import Engine
+    from veritune.model.policy import Policy
 
 
 def create_engine(config: CommonConfig, policy: Policy, workers: Workers = ALONE) -> Engine:
     """The engine that `config.engine` names, serving `policy`; the native one in all the `workers`."""
     if config.engine == "native":
-        from veritune.decode_graphs import capture_cuda_graph
-        from veritune.engines.native import NativeEngine
+        from veritune.engines.native.engine import NativeEngine
+        from veritune.engines.native.graphs import capture_cuda_graph
 
         device = next(policy.model.parameters()).device.type
         require(config, "cuda_graphs", not config.cuda_graphs or device == "cuda", f"off: the policy is on {device}")

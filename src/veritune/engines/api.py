@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
-from veritune.errors import EngineError
-from veritune.http_json import EndpointError, post_events
-from veritune.randomness import derive_seed
-from veritune.types import Completion, FinishReason, Sampling
+from veritune.core.errors import EngineError
+from veritune.core.randomness import derive_seed
+from veritune.core.types import Completion, FinishReason, Sampling
+from veritune.engines.http import EndpointError, post_events
 
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0

@@ -1,7 +1,7 @@
 """vLLM in this process, and the two helpers that people write by hand around it.
 
 The only importer of vllm. On a CPU, vLLM packs weights into its own layout when it loads them, so new ones go through
-its reload, which packs again; the canary in `veritune.canary` is what proves that they arrived.
+its reload, which packs again; the canary in `veritune.engines.weight_check` is what proves that they arrived.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
-from veritune.canary import is_canary
-from veritune.errors import EngineError
-from veritune.policies import Policy, save_policy
-from veritune.types import Completion, Sampling, require_lengths
-from veritune.vllm_wire import as_completion, sampling_fields
+from veritune.core.errors import EngineError
+from veritune.core.types import Completion, Sampling, require_lengths
+from veritune.engines.vllm_fields import as_completion, sampling_fields
+from veritune.engines.weight_check import is_canary
+from veritune.model.policy import Policy, save_policy
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's own default on a CPU is a block so long that a short prompt is never cached."""

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from veritune.canary import SAMPLING, canary_prompt, require_served
-from veritune.errors import EngineError
-from veritune.http_json import EndpointError, get_json, post_json
-from veritune.policies import Policy
-from veritune.processes import ServerProcess, free_port
-from veritune.types import Completion, Sampling, require_lengths
-from veritune.vllm_wire import as_completion, sampling_fields
+from veritune.core.errors import EngineError
+from veritune.core.types import Completion, Sampling, require_lengths
+from veritune.engines.http import EndpointError, get_json, post_json
+from veritune.engines.server_process import ServerProcess, free_port
+from veritune.engines.vllm_fields import as_completion, sampling_fields
+from veritune.engines.weight_check import SAMPLING, canary_prompt, require_served
+from veritune.model.policy import Policy
 
 HEALTH_SECONDS = 30.0
 """A server that does not answer its health check for so long, twice in a row, is stalled."""

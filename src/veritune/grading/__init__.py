@@ -1,9 +1,8 @@
 """Text -> Score: extraction, mathematical equivalence, time-limited workers. No torch; usable on its own."""
 
-from veritune.grading.arithmetic import evaluate_arithmetic
 from veritune.grading.extraction import extract_answer_tag, extract_boxed, parse_gsm8k_response, parse_mmlu_response
 from veritune.grading.judge import is_equivalent
-from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
+from veritune.grading.math.arithmetic import evaluate_arithmetic
 from veritune.grading.pool import GradingPool
 from veritune.grading.rewards import (
     question_only_reward_fn,
@@ -13,6 +12,7 @@ from veritune.grading.rewards import (
     settle_question_only,
     settle_r1_zero,
 )
+from veritune.grading.rules import DEFAULT_POLICY, GradingPolicy
 
 __all__ = [
     "DEFAULT_POLICY",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from veritune.grading.surface import closing_brace
+from veritune.grading.math.surface import closing_brace
 
 ANSWER_START = "<answer>"
 ANSWER_END = "</answer>"

@@ -8,16 +8,15 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from veritune.grading.clock import same_clock, without_markup
-from veritune.grading.exact import InexactError, TooLargeError, exact_value
-from veritune.grading.expressions import variable_names
-from veritune.grading.intervals import equal_regions, intersection_of, region
-from veritune.grading.limits import MAX_CHARACTERS
-from veritune.grading.literals import read_number
-from veritune.grading.nodes import Node, letter
-from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
-from veritune.grading.reading import Reading, read
-from veritune.grading.structures import (
+from veritune.grading.math.clock import same_clock, without_markup
+from veritune.grading.math.exact import InexactError, TooLargeError, exact_value
+from veritune.grading.math.expressions import variable_names
+from veritune.grading.math.intervals import equal_regions, intersection_of, region
+from veritune.grading.math.limits import MAX_CHARACTERS
+from veritune.grading.math.literals import read_number
+from veritune.grading.math.nodes import Node, letter
+from veritune.grading.math.reading import Reading, read
+from veritune.grading.math.structures import (
     equal_trees,
     has_sign_choice,
     has_unevaluated_operation,
@@ -26,8 +25,9 @@ from veritune.grading.structures import (
     match_unordered,
     sign_choices,
 )
-from veritune.grading.surface import clean
-from veritune.grading.units import PERCENT, Unit, same_unit
+from veritune.grading.math.surface import clean
+from veritune.grading.math.units import PERCENT, Unit, same_unit
+from veritune.grading.rules import DEFAULT_POLICY, GradingPolicy
 
 
 class Verdict(NamedTuple):

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from veritune.errors import ConfigError
+from veritune.core.errors import ConfigError
+from veritune.core.types import Score
 from veritune.grading.worker import load_grader
-from veritune.types import Score
 
 _POLL_SECONDS = 0.05
 _SLOW_SECONDS = 0.15

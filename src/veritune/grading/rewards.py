@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from veritune.core.types import Score
 from veritune.grading.extraction import MAX_CANDIDATES, extract_all_boxed, extract_answer_blocks, extract_boxed
 from veritune.grading.judge import Verdict, as_text, judge
-from veritune.grading.limits import MAX_CHARACTERS
-from veritune.grading.policy import DEFAULT_POLICY, GradingPolicy
-from veritune.types import Score
+from veritune.grading.math.limits import MAX_CHARACTERS
+from veritune.grading.rules import DEFAULT_POLICY, GradingPolicy
 
 GroundTruth = Any
 """A string, a number, or a list of accepted strings."""

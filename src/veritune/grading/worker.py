@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from veritune.errors import ConfigError
-from veritune.grading.numeric import precise_context
+from veritune.core.errors import ConfigError
+from veritune.grading.math.numeric import precise_context
 
 Grader = Callable[[str, Any], Any]
 

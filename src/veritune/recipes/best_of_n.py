@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veritune.configs import CommonConfig, require
-from veritune.errors import ConfigError, DataError
-from veritune.evaluate import Group, log_generations, several_samples
-from veritune.runs import RunFolder
-from veritune.training import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
-from veritune.types import Completion, Example, Score
+from veritune.core.config import CommonConfig, require
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.run_folder import RunFolder
+from veritune.core.types import Completion, Example, Score
+from veritune.trainer.evaluate import Group, log_generations, several_samples
+from veritune.trainer.loop import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from veritune.configs import CommonConfig, require
-from veritune.evaluate import log_generations
-from veritune.training import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
+from veritune.core.config import CommonConfig, require
+from veritune.trainer.evaluate import log_generations
+from veritune.trainer.loop import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
 
 CATEGORIES = ("correct", "format1", "format0")
 """Right; well-formed but wrong; not even well-formed."""

@@ -10,11 +10,12 @@ from typing import Literal
 
 import torch
 
-from veritune.configs import TrainingConfig, require
-from veritune.evaluate import Group, log_generations
-from veritune.policies import load_policy, trained_parameters
-from veritune.randomness import derive_seed
-from veritune.training import (
+from veritune.core.config import TrainingConfig, require
+from veritune.core.randomness import derive_seed
+from veritune.core.types import Completion, Example
+from veritune.model.policy import load_policy, trained_parameters
+from veritune.trainer.evaluate import Group, log_generations
+from veritune.trainer.loop import (
     Row,
     Session,
     Stopwatch,
@@ -27,7 +28,6 @@ from veritune.training import (
     supervised_update,
     train,
 )
-from veritune.types import Completion, Example
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ policy gradient for one or several epochs over the rollouts.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from veritune.configs import require
-from veritune.errors import ConfigError
-from veritune.evaluate import Group, response_row, summarize
-from veritune.policies import Policy, load_policy
-from veritune.policy_gradient import PolicyGradientConfig, accumulate_gradient, old_policy_log_probs, score_rollouts
-from veritune.primitives import POLICY_GRADIENT_LOSSES, group_advantages, maxrl_advantages
-from veritune.randomness import derive_seed
-from veritune.training import (
+from veritune.core.config import require
+from veritune.core.errors import ConfigError
+from veritune.core.randomness import derive_seed
+from veritune.core.types import Example, Rollout
+from veritune.losses import POLICY_GRADIENT_LOSSES, group_advantages, maxrl_advantages
+from veritune.model.policy import Policy, load_policy
+from veritune.trainer.evaluate import Group, response_row, summarize
+from veritune.trainer.loop import (
     Row,
     Session,
     Stopwatch,
@@ -37,7 +36,12 @@ from veritune.training import (
     serve_policy,
     train,
 )
-from veritune.types import Example, Rollout
+from veritune.trainer.policy_gradient import (
+    PolicyGradientConfig,
+    accumulate_gradient,
+    old_policy_log_probs,
+    score_rollouts,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,37 +114,6 @@ class GRPOConfig(PolicyGradientConfig):
     def off_policy(self) -> bool:
         """Whether some update uses rollouts of weights older than its own."""
         return self.epochs_per_rollout_batch > 1 or self.train_batch_size < self.rollout_batch_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeaderboardConfig(GRPOConfig):
-    """Settings of `veritune leaderboard`: GRPO for a given time, under rules that make results comparable."""
-
-    hours: float | None = None
-    """Hours to train for, evaluation included; give either these or minutes."""
-    minutes: float | None = None
-    """Minutes to train for, evaluation included."""
-    prompt: str | None = "r1_zero"
-    """The template: r1_zero by the rules."""
-    steps: int = 1_000_000
-    """Rollout batches at most; the time ends a run before."""
-    validation_examples: int = 1_000_000
-    """Held-out problems of a validation: the whole split by the rules, which is the smaller."""
-
-    def __post_init__(self) -> None:
-        if (self.hours is None) == (self.minutes is None):
-            raise ConfigError(f"hours is {self.hours} and minutes is {self.minutes}; give one of them")
-        given = "minutes" if self.hours is None else "hours"
-        require(self, given, 0 < getattr(self, given) < math.inf, "positive and finite")
-        require(self, "validation_examples", self.validation_examples >= 1_000_000, "left alone: the whole split")
-        seconds = 3600 * self.hours if self.hours is not None else 60 * (self.minutes or 0)
-        require(self, "budget_seconds", self.budget_seconds in (None, seconds), f"unset, or the time given ({seconds})")
-        object.__setattr__(self, "budget_seconds", seconds)  # frozen against everyone else
-        super().__post_init__()
-        require(self, "temperature", self.temperature == 1, "1 by the rules")
-        require(self, "prompt", self.prompt == "r1_zero", "r1_zero by the rules")
-        require(self, "reward", self.reward in (None, "r1_zero"), "r1_zero by the rules")
-        require(self, "schedule", self.schedule == "constant", "constant: nobody knows the number of steps beforehand")
 
 
 def run(session: Session) -> None:

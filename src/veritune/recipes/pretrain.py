@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from veritune.configs import require
-from veritune.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
-from veritune.microbatches import Microbatch, cut_microbatches, supervised_gradient
-from veritune.policies import Policy, new_embedded_policy, save_policy
-from veritune.prompts import fill_prompt, load_prompt
-from veritune.randomness import derive_seed
+from veritune.core.config import require
+from veritune.core.randomness import derive_seed
+from veritune.model.policy import Policy, new_embedded_policy, save_policy
 from veritune.tasks.countdown import Problem, generate_problems
-from veritune.training import clip_and_step, make_optimizer
+from veritune.tasks.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
+from veritune.tasks.prompts import fill_prompt, load_prompt
+from veritune.trainer.loop import clip_and_step, make_optimizer
+from veritune.trainer.microbatches import Microbatch, cut_microbatches, supervised_gradient
 
 CHUNK = 2048
 """Traces that are sorted by length together, so that little is padded."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veritune.configs import TrainingConfig, require
-from veritune.errors import ConfigError, DataError
-from veritune.policies import encode_prompts
-from veritune.randomness import derive_seed
-from veritune.training import (
+from veritune.core.config import TrainingConfig, require
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.randomness import derive_seed
+from veritune.core.types import Task, TracedTask
+from veritune.model.policy import encode_prompts
+from veritune.trainer.loop import (
     Row,
     Session,
     prepare_optimizer,
@@ -21,7 +22,6 @@ from veritune.training import (
     supervised_update,
     train,
 )
-from veritune.types import Task, TracedTask
 
 TokenPair = tuple[list[int], list[int]]
 """Prompt ids and response ids, the end-of-sequence id included."""

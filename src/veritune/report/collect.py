@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from veritune.configs import read_toml
-from veritune.errors import DataError
-from veritune.report.estimates import Estimate, mean_estimate
-from veritune.runs import RunFolder
+from veritune.core.config import read_toml
+from veritune.core.errors import DataError
+from veritune.core.run_folder import RunFolder
+from veritune.core.statistics import Estimate, mean_estimate
 
 Row = Mapping[str, Any]
 

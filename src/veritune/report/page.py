@@ -11,10 +11,10 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from veritune import __version__
-from veritune.errors import CheckpointError, ConfigError
+from veritune.core.errors import CheckpointError, ConfigError
+from veritune.core.statistics import NOTHING
 from veritune.report import tables
 from veritune.report.collect import Run, Setting, collect_settings, setting_estimate
-from veritune.report.estimates import NOTHING
 from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible
 from veritune.report.figures import render
 from veritune.report.panels import MOST_POINTS, Comparison, Panel, compare_settings, make_panels

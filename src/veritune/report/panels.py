@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
+from veritune.core.statistics import Estimate, time_scale
 from veritune.report.collect import (
     Curve,
     Run,
@@ -18,7 +19,6 @@ from veritune.report.collect import (
     setting_estimate,
     validation_metrics,
 )
-from veritune.report.estimates import Estimate, time_scale
 
 MOST_POINTS = 250
 """A line of more steps is drawn as means of consecutive steps."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
+from veritune.core.statistics import Estimate
 from veritune.report.collect import Curve, Run, Setting, curve, number
-from veritune.report.estimates import Estimate
 from veritune.report.tables import ACCURACY, before_after, validated_steps
 
 RECENT_STEPS = 10

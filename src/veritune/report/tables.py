@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from veritune.evaluate import wilson_interval
+from veritune.core.statistics import NOTHING, Estimate, change, duration, mean_estimate, wilson_interval
 from veritune.report.collect import (
     NOT_A_SETTING,
     Batch,
@@ -20,7 +20,6 @@ from veritune.report.collect import (
     shown_value,
     validation_metrics,
 )
-from veritune.report.estimates import NOTHING, Estimate, change, duration, mean_estimate
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from veritune.configs import CommonConfig
-from veritune.errors import ConfigError
-from veritune.prompts import load_prompt
+from veritune.core.config import CommonConfig
+from veritune.core.errors import ConfigError
+from veritune.core.types import Score, Task
 from veritune.tasks.countdown import CountdownTask
+from veritune.tasks.prompts import load_prompt
 from veritune.tasks.questions import (
     GSM8K,
     MATH,
@@ -23,7 +24,6 @@ from veritune.tasks.questions import (
     load_splits,
     reward_format_of,
 )
-from veritune.types import Score, Task
 
 Notify = Callable[[str], None]
 

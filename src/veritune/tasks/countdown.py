@@ -22,13 +22,13 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from veritune.countdown_traces import CARELESS, write_trace
-from veritune.errors import ConfigError, DataError
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.randomness import derive_seed
+from veritune.core.types import Example, Score
 from veritune.grading import evaluate_arithmetic
-from veritune.prompts import fill_prompt, load_prompt
-from veritune.randomness import derive_seed
-from veritune.tables import Place, cell, read_table
-from veritune.types import Example, Score
+from veritune.tasks.countdown_traces import CARELESS, write_trace
+from veritune.tasks.data_files import Place, cell, read_table
+from veritune.tasks.prompts import fill_prompt, load_prompt
 
 LONGEST_EQUATION = 1_000
 """Characters; far above any equation of a few numbers, and what keeps a hostile answer cheap to refuse."""

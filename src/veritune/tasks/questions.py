@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veritune.errors import ConfigError, DataError
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.types import Example, Score
 from veritune.grading import (
     GradingPool,
     extract_answer_tag,
@@ -24,9 +25,8 @@ from veritune.grading import (
     question_only_score,
     r1_zero_score,
 )
-from veritune.prompts import fill_prompt
-from veritune.tables import Place, cell, read_table, text_cell
-from veritune.types import Example, Score
+from veritune.tasks.data_files import Place, cell, read_table, text_cell
+from veritune.tasks.prompts import fill_prompt
 
 SAMPLES = Path(__file__).parents[1] / "assets" / "samples"
 HELD_OUT_ONE_IN = 10

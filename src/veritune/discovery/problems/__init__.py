@@ -10,8 +10,8 @@ import inspect
 import pkgutil
 import re
 
+from veritune.core.errors import ConfigError
 from veritune.discovery.problem import Problem
-from veritune.errors import ConfigError
 
 
 def problem_names() -> list[str]:

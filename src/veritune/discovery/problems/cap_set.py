@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from veritune.core.errors import ConfigError
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
-from veritune.errors import ConfigError
 
 _EXACT = {1: 2, 2: 4, 3: 9, 4: 20, 5: 45, 6: 112}
 _KNOWN = {

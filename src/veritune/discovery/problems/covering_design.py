@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 from math import comb
 
+from veritune.core.errors import ConfigError
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
-from veritune.errors import ConfigError
 
 _LARGEST_COUNT = 2_000_000
 """Of t-subsets to cover: what a verifier can enumerate in seconds."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from veritune.core.errors import ConfigError
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer, judged, sequence
-from veritune.errors import ConfigError
 
 # Lengths of optimal rulers with 2, 3, ... marks; the last ones were proven by distributed.net (27: 2014, 28: 2022).
 _OPTIMAL = (

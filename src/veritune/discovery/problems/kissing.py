@@ -6,9 +6,9 @@ for |x| <= |y| <= |x - y| the angle between x and y is at least 60 degrees.
 
 from __future__ import annotations
 
+from veritune.core.errors import ConfigError
 from veritune.discovery.distances import minimum_squared_distance, squared_norm
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
-from veritune.errors import ConfigError
 
 _LEECH = "Leech and Sloane, Sphere packing and error-correcting codes; sections of the Leech lattice"
 _GANZHINOV = "Ganzhinov, Highly symmetric lines"

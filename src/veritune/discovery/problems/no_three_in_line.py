@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import gcd
 
+from veritune.core.errors import ConfigError
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
-from veritune.errors import ConfigError
 
 _TWO_PER_ROW_KNOWN = {*range(2, 47), 48, 50, 52}
 _LARGEST_SIDE = 1000

@@ -1,0 +1,308 @@
+"""Flat, frozen configuration dataclasses: to TOML, from TOML, and their documentation.
+
+A recipe's dataclass is the only place of a default and of its one-line docstring (the string under the field). The
+command line, the run folder and the experiment files all go through here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import math
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from veritune.core.errors import ConfigError
+
+Config = TypeVar("Config")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What samples the completions, and how it is reached and given new weights."""
+
+    engine: Literal["native", "vllm", "vllm-server", "api"] = "native"
+    """What samples the completions: torch, vLLM in the process or as servers, or any endpoint (measuring only)."""
+    max_rows: int = 512
+    """Most completions that the native engine decodes side by side."""
+    cuda_graphs: bool = False
+    """Replay the native engine's decode steps as captured CUDA graphs. Not run on a GPU yet, hence off."""
+    engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """vLLM's number type; auto is the policy's."""
+    gpu_memory_utilization: float = 0.85
+    """Share of a GPU's memory that vLLM takes for weights and cache."""
+    max_model_len: int | None = None
+    """Longest prompt and response together that vLLM makes room for; default: the policy's context."""
+    tensor_parallel_size: int = 1
+    """GPUs that vLLM splits the policy over."""
+    eager: bool = False
+    """Run vLLM without CUDA graphs and compilation: a faster start, slower tokens. Always so on a CPU."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """Free vLLM's GPU memory while training (vllm): 1 keeps its weights in CPU memory, 2 drops them; 0 is off."""
+    engine_url: tuple[str, ...] = ()
+    """vLLM servers (vllm-server; needs their development endpoints: trusted networks only) or the endpoint (api)."""
+    engine_start: tuple[str, ...] = ()
+    """Start a vLLM server on loopback on each of these devices, cpu or cuda:index (vllm-server)."""
+    engine_weights: Literal["folder", "nccl"] = "folder"
+    """How weights reach vLLM servers: through a folder that both sides see, or from GPU to GPU."""
+    engine_weights_folder: Path | None = None
+    """The folder through which weights reach vLLM servers; default: a temporary one on this machine."""
+    engine_seconds: float = 600.0
+    """Seconds without an answer after which a request is given up: its server dropped, or the request repeated."""
+    engine_concurrency: int = 64
+    """Most requests that are under way at each server or at the endpoint."""
+    engine_retries: int = 5
+    """How often a failed request to the endpoint is repeated, after waits that double (api)."""
+    engine_model: str | None = None
+    """The model's name at the endpoint (api)."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the endpoint's key, where it needs one (api)."""
+
+    def __post_init__(self) -> None:
+        require(self, "max_rows", self.max_rows >= 1, "at least 1")
+        require(self, "cuda_graphs", not self.cuda_graphs or self.engine == "native", "off: only native has them")
+        require(self, "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "in (0, 1]")
+        require(self, "max_model_len", self.max_model_len is None or self.max_model_len >= 64, "at least 64")
+        require(self, "tensor_parallel_size", self.tensor_parallel_size >= 1, "at least 1")
+        require(self, "engine_seconds", 0 < self.engine_seconds < float("inf"), "positive and finite")
+        require(self, "engine_concurrency", self.engine_concurrency >= 1, "at least 1")
+        require(self, "engine_retries", self.engine_retries >= 0, "0 or more")
+        for url in self.engine_url:
+            require(self, "engine_url", url.startswith(("http://", "https://")), "addresses that start with http")
+        for device in self.engine_start:
+            require(self, "engine_start", device == "cpu" or device.startswith("cuda:"), "a list of cpu or cuda:index")
+        if self.engine == "vllm-server" and not (self.engine_url or self.engine_start):
+            raise ConfigError("engine is 'vllm-server'; give its servers by engine_url, or start some by engine_start")
+        if self.engine == "api" and (len(self.engine_url) != 1 or not self.engine_model):
+            raise ConfigError("engine is 'api'; give one engine_url and the engine_model that it serves")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommonConfig(EngineConfig):
+    """What every recipe is told: which policy, which problems, which machine, which folder."""
+
+    policy: str = "embedded"
+    """The policy to start from: embedded, a model folder, or a hub id."""
+    task: str = "countdown"
+    """The task whose problems are asked and whose reward pays."""
+    data: Path | None = None
+    """Problems instead of the task's own: a .jsonl, .parquet or .arrow file, or hub:OWNER/NAME[:CONFIG][@SPLIT]."""
+    validation_data: Path | None = None
+    """Held-out problems, in the same form; default: one question in ten of data, the same ones every time."""
+    question_column: str = "question"
+    """The column of the questions, for task file."""
+    answer_column: str = "answer"
+    """The column of the answers, for task file: short, or a solution that ends with #### or a \\boxed{}."""
+    skip_bad_rows: bool = False
+    """Leave rows that cannot be used out of the data and say how many, instead of stopping at the first."""
+    prompt: str | None = None
+    """A template's name (compact, r1_zero, question_only, …) or a file with {question} in it; default: the task's."""
+    chat: bool = False
+    """Send the prompt as a user's message in the model's own chat template; the default prompt is then plainer."""
+    reward: Literal["r1_zero", "r1_zero_strict", "question_only"] | None = None
+    """Where the answer must stand: in <answer> tags or \\boxed{}; default: the tags if the prompt has some."""
+    countdown_numbers: Literal[3, 4] = 3
+    """Numbers of a generated Countdown problem."""
+    require_all_numbers: bool = False
+    """Pay a Countdown equation only if it uses every number."""
+    run: Path | None = None
+    """The run folder to write; default: runs/ and a name made of recipe, task, seed and time."""
+    seed: int = 0
+    """The seed that every random draw of the run is derived from."""
+    device: str = "auto"
+    """Where the policy lives: auto, cpu, cuda or cuda:index."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The weights' number type; auto is float32 on a CPU and bfloat16 on a GPU."""
+    threads: int | None = None
+    """CPU threads for torch; default: OMP_NUM_THREADS, else one for the embedded policy, and one a core for others."""
+    processes: int = 1
+    """Processes that share every step's gradient and the native engine's rollouts, each with its threads (CPU)."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 is greedy and cannot be trained on."""
+    top_p: float = 1.0
+    """Nucleus of the sampling distribution; training needs 1."""
+    max_tokens: int = 320
+    """Most tokens of a response."""
+    min_tokens: int = 0
+    """Tokens that come before one may end the response."""
+    validation_examples: int = 512
+    """Held-out problems of a validation."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run folder (extra: tensorboard)."""
+    wandb: bool = False
+    """Also log to Weights & Biases (extra: wandb)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self,
+            "validation_data",
+            self.validation_data is None or self.validation_data != self.data,
+            "another source than data, which is split by itself",
+        )
+        for name in ("question_column", "answer_column"):
+            require(self, name, bool(getattr(self, name)), "a column's name")
+        require(self, "answer_column", self.answer_column != self.question_column, "another one than question_column")
+        require(self, "seed", self.seed >= 0, "0 or more")
+        require(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
+        require(self, "processes", self.processes >= 1, "at least 1")
+        require(self, "temperature", 0 <= self.temperature < math.inf, "0 (greedy) or positive, and finite")
+        require(self, "top_p", 0 < self.top_p <= 1, "in (0, 1]")
+        require(self, "max_tokens", self.max_tokens >= 1, "at least 1")
+        require(self, "min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens")
+        require(self, "validation_examples", self.validation_examples >= 1, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig(CommonConfig):
+    """What every recipe that updates weights is told on top."""
+
+    learning_rate: float
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate after warm-up."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    adam_beta1: float = 0.9
+    """AdamW's decay of the gradient's mean."""
+    adam_beta2: float = 0.95
+    """AdamW's decay of the gradient's square."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay of matrices."""
+    clip_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm where it is larger."""
+    microbatch_tokens: int = 576
+    """Tokens that one forward and backward pass holds, shared prompts counted once; does not change the gradient."""
+    activation_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass: far less memory, about a third more time."""
+    validate_every: int = 10
+    """Steps between validations; one before the first step and one after the last are always made."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints; one after the last step is always made."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints are kept."""
+    budget_seconds: float | None = None
+    """Stop in time for the last validation and checkpoint to end after this many seconds; default: no limit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "engine", self.engine != "api", "another while training: an endpoint cannot be given weights")
+        require(self, "learning_rate", 0 < self.learning_rate < float("inf"), "positive and finite")
+        require(self, "warmup_steps", self.warmup_steps >= 0, "0 or more")
+        require(self, "adam_beta1", 0 <= self.adam_beta1 < 1, "in [0, 1)")
+        require(self, "adam_beta2", 0 <= self.adam_beta2 < 1, "in [0, 1)")
+        require(self, "weight_decay", 0 <= self.weight_decay < math.inf, "0 or more, and finite")
+        require(self, "clip_grad_norm", self.clip_grad_norm > 0, "positive")
+        require(self, "budget_seconds", self.budget_seconds is None or self.budget_seconds > 0, "positive")
+        for name in ("microbatch_tokens", "validate_every", "checkpoint_every", "keep_checkpoints"):
+            require(self, name, getattr(self, name) >= 1, "at least 1")
+
+
+def require(config: Any, field: str, holds: bool, allowed: str) -> None:
+    """Refuse a config whose `field` is not what is `allowed`, by name and value."""
+    if not holds:
+        raise ConfigError(f"{field} is {getattr(config, field)!r}; it must be {allowed}")
+
+
+def field_documentation(config_class: type) -> dict[str, str]:
+    """The docstring under each field, inherited ones included."""
+    documentation: dict[str, str] = {}
+    for parent in reversed(config_class.__mro__):
+        if not dataclasses.is_dataclass(parent):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in zip(definition.body, definition.body[1:], strict=False):
+            if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+                continue
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                documentation[statement.target.id] = " ".join(str(following.value.value).split())
+    return documentation
+
+
+def field_types(config_class: type) -> dict[str, Any]:
+    """Each field's resolved type."""
+    hints = typing.get_type_hints(config_class)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+
+
+def from_mapping(config_class: type[Config], values: Mapping[str, Any], source: str) -> Config:
+    """Build a config from plain values, such as a TOML table. Raises ConfigError naming `source` and the field."""
+    kinds = field_types(config_class)
+    unknown = sorted(set(values) - set(kinds))
+    if unknown:
+        raise ConfigError(f"{source}: unknown setting {unknown[0]!r}; allowed are {', '.join(kinds)}")
+    converted = {name: convert(kinds[name], value, f"{source}: {name}") for name, value in values.items()}
+    missing = [
+        field.name
+        for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING and field.name not in values
+    ]
+    if missing:
+        raise ConfigError(f"{source}: setting {missing[0]!r} is missing; it has no default")
+    return config_class(**converted)
+
+
+def convert(kind: Any, value: Any, name: str) -> Any:
+    """`value`, from TOML or from Python, as a field of type `kind`; ConfigError if it is of another type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (kind,) = [argument for argument in arguments if argument is not type(None)]
+        return convert(kind, value, name)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(map(str, arguments))}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{name} is {value!r}; it must be a list")
+        kinds = arguments[:1] * len(value) if len(arguments) == 2 and arguments[1] is Ellipsis else arguments
+        if len(kinds) != len(value):
+            raise ConfigError(f"{name} is {value!r}; it must have {len(kinds)} entries")
+        return tuple(convert(each, item, name) for each, item in zip(kinds, value, strict=True))
+    if kind is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} is {value!r}; it must be of type {kind.__name__}")
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict; ConfigError if it is missing or broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def to_toml(config: Any) -> str:
+    """A config as TOML, every field resolved; a field that is None is left out, and None must be its default."""
+    lines = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value is None:
+            assert field.default is None, f"{field.name} is None, which TOML cannot say"
+            continue
+        lines.append(f"{field.name} = {_toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, (str, Path)):
+        return json.dumps(str(value), ensure_ascii=False)  # a JSON string is a TOML basic string
+    return repr(value) if isinstance(value, float) else json.dumps(value)  # inf and nan are TOML, Infinity is not

@@ -1,0 +1,404 @@
+"""One more token for many rows at once: what is remembered of them, and the forward pass that reads it.
+
+A group's prompt is kept once, however many siblings continue it, and is read once a step for all of them. The models
+that nearly everybody trains share one forward pass, which stands here without what a decode step has no use for; any
+other model runs its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from veritune.model.architectures import LayerWeights, rotary_of
+
+STEP = 8
+"""The cache grows by multiples of so many columns, as long as that many will be written."""
+
+
+class CachedPrompts:
+    """Keys and values of prompts, each kept once, and which of them every live row continues."""
+
+    def __init__(self) -> None:
+        self.allocation = 0
+        """How many times what a step reads has been replaced by other memory."""
+        self.prompt_keys: list[Tensor] = []
+        """Of every layer, (prompts, heads, length, size) and contiguous."""
+        self.prompt_values: list[Tensor] = []
+        self.prompt_lengths = np.zeros(0, dtype=np.int64)
+        """(S,) of the prompt in each slot."""
+        self.slots = np.zeros(0, dtype=np.int64)
+        """(B,) the slot of each live row's prompt."""
+
+    @property
+    def live(self) -> int:
+        return len(self.slots)
+
+    def admit(self, prefilled: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], prompts: np.ndarray) -> None:
+        """Take in prompts, keys and values (prompts, heads, length, size) a layer, and the rows that continue them.
+
+        `prompts` (new rows,) says which of them each row continues. The first call brings the longest prompt of all.
+        """
+        self.slots = np.concatenate([self.slots, len(self.prompt_lengths) + prompts])
+        for stored, new in ((self.prompt_keys, 0), (self.prompt_values, 1)):
+            for layer, pair in enumerate(prefilled):
+                if len(stored) == layer:
+                    stored.append(pair[new].contiguous())
+                    continue
+                old = stored[layer][: len(self.prompt_lengths)]
+                padding = (0, 0, 0, old.shape[2] - pair[new].shape[2])
+                stored[layer] = torch.cat((old, functional.pad(pair[new], padding)))
+        self.prompt_lengths = np.concatenate([self.prompt_lengths, np.asarray(lengths)])
+        self.allocation += 1
+
+    def release(self, finished: np.ndarray) -> None:
+        """Forget the rows that `finished` (B,) marks, and the prompts that no row continues any more.
+
+        The last that stay take the places of those that go, by `fill_gaps`.
+        """
+        self.slots = close_gaps(self.slots, finished)
+        idle = np.bincount(self.slots, minlength=len(self.prompt_lengths)) == 0
+        if idle.any():
+            sources, targets = fill_gaps(idle)
+            _move((*self.prompt_keys, *self.prompt_values), sources, targets)
+            self.prompt_lengths = close_gaps(self.prompt_lengths, idle)
+            new_slots = np.arange(len(idle))
+            new_slots[sources] = targets
+            self.slots = new_slots[self.slots]
+
+
+class Cache(CachedPrompts):
+    """What each live row has generated beside it: of every layer (rows, heads, length, size), written in place.
+
+    At a step all rows write the same column, whenever they were admitted: a key carries its position within itself,
+    so the order of columns says nothing. The mask hides what a row has not written; it is zero or an older row's, since
+    0 * NaN would be NaN. All is contiguous: a product over a view with gaps takes three times as long on a CPU.
+
+    With `seats`, the most siblings that will continue a prompt, a step computes for every allocated row and prompt,
+    finished ones too, and writes where a tensor says: shapes and addresses then stay what they are from one
+    `allocation` to the next, as the steps that `decode_graphs` replays need it.
+    """
+
+    def __init__(self, seats: int = 0) -> None:
+        super().__init__()
+        self.seats = seats
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.first_columns = np.zeros(0, dtype=np.int64)
+        """(B,) the first column that each live row writes."""
+        self.column = -1
+        """The column that the present step writes."""
+        self.mask = torch.empty(0)
+        """(B, 1, longest prompt + columns), 0 for the past of each row and -inf for the rest."""
+        self.seating: Seating | None = None
+        self.stale = False
+        """Whether rows have come or gone since mask and seating were made."""
+        self.column_index = torch.empty(0)
+        """(1,) the present column, where shapes are fixed."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that a step computes: the live ones first."""
+        return len(self.keys[0]) if self.seats else self.live
+
+    @property
+    def prompts(self) -> int:
+        """Prompts that a step reads: those that live rows continue first."""
+        return len(self.prompt_keys[0]) if self.seats else len(self.prompt_lengths)
+
+    @property
+    def width(self) -> int:
+        return self.keys[0].shape[2] if self.keys else 0
+
+    def admit(self, prefilled: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], prompts: np.ndarray) -> None:
+        self.first_columns = np.concatenate([self.first_columns, np.full(len(prompts), self.column + 1)])
+        super().admit(prefilled, lengths, prompts)
+        self.seating, self.stale = None, True
+
+    def release(self, finished: np.ndarray) -> None:
+        _move((*self.keys, *self.values), *fill_gaps(finished))
+        self.first_columns = close_gaps(self.first_columns, finished)
+        super().release(finished)
+        self.stale = True
+
+    def begin_step(self, places: int, columns: int) -> None:
+        """Have a column for every live row to write, in at least `places` rows where that takes a new allocation.
+
+        `columns` are the most that a row still writes, this one counted.
+        """
+        self.column += 1
+        if self.seats:
+            places = graph_size(places)
+        shrinks = self.seats and self.keys and places < len(self.keys[0])
+        if self.column == self.width or self.live > len(self.keys[0]) or shrinks:
+            self._grow(places, columns)
+        if self.seats:
+            self.column_index.fill_(self.column)
+        if self.stale:
+            self._seat_anew()
+        else:  # the same rows as a step ago have one column more behind them
+            self.mask[:, :, self.mask.shape[-1] - self.width + self.column] = 0
+
+    def _seat_anew(self) -> None:
+        seating = seat(self.slots, self.prompts, self.prompt_keys[0].device, self.seats, self.rows)
+        mask = self._mask()
+        if self.seats and self.seating is not None:
+            self.seating.copy_(seating)
+            self.mask.copy_(mask)
+        else:
+            self.seating, self.mask = seating, mask
+        self.stale = False
+
+    def _grow(self, places: int, columns: int) -> None:
+        """Allocate anew, for the columns that some live row has written and a block more, of `columns` at most."""
+        first = int(self.first_columns.min())
+        written = self.column - first
+        width = written + block_of_columns(written, columns)
+        for stored, prompts in ((self.keys, self.prompt_keys), (self.values, self.prompt_values)):
+            for layer, prompt in enumerate(prompts):
+                new = prompt.new_empty(places, prompt.shape[1], width, prompt.shape[3])
+                if written:
+                    new[: self.live, :, :written] = stored[layer][: self.live, :, first : self.column]
+                new[:, :, written:], new[self.live :] = 0, 0
+                stored[layer : layer + 1] = [new]
+                prompts[layer] = prompt[: len(self.prompt_lengths)]
+        self.first_columns = self.first_columns - first
+        self.column = written
+        if self.seats:
+            self.column_index = torch.empty(1, dtype=torch.long, device=self.keys[0].device)
+        self.allocation += 1
+        self.seating, self.stale = None, True
+
+    def _mask(self) -> Tensor:
+        # A row that is no longer live sees the first prompt, so that its numbers, which nobody reads, stay finite.
+        idle = self.rows - self.live
+        slots = np.concatenate([self.slots, np.zeros(idle, dtype=np.int64)])
+        first_columns = np.concatenate([self.first_columns, np.full(idle, self.width)])
+        prompt = np.arange(self.prompt_keys[0].shape[2]) < self.prompt_lengths[slots][:, None]
+        columns = np.arange(self.width)
+        own = (columns >= first_columns[:, None]) & (columns <= self.column)
+        past = np.concatenate((prompt, own), axis=1)[:, None, :]
+        mask = torch.from_numpy(np.where(past, np.float32(0), np.float32(-np.inf)))
+        return mask.to(self.prompt_keys[0].device)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keep the new key and value, each (B, heads, size), of every row."""
+        if self.seats:
+            self.keys[layer].index_copy_(2, self.column_index, key[:, :, None])
+            self.values[layer].index_copy_(2, self.column_index, value[:, :, None])
+        else:  # on a CPU a sixth of the time
+            self.keys[layer][: self.live, :, self.column] = key
+            self.values[layer][: self.live, :, self.column] = value
+
+    def attend(self, layer: int, query_and_key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Keep the newest keys and values; softmax attention of each row's query to its prompt and its own past.
+
+        `query_and_key` (B, H + K, D) without their rotary positions, `value` (B, K, D), and `rotary` the cosine and the
+        sine (B, 1, D), the latter negative in its first half. Returns (B, H * D).
+        """
+        # Su et al. 2021, https://arxiv.org/abs/2104.09864: halves change places, and the first its sign.
+        cosine, sine = rotary
+        size = value.shape[2]
+        rotated = torch.addcmul(query_and_key * cosine, query_and_key.roll(size // 2, dims=-1), sine)
+        query, key = rotated.split((rotated.shape[1] - value.shape[1], value.shape[1]), dim=1)
+        self.write(layer, key, value)
+        return self._mix(layer, query, size**-0.5)
+
+    def _mix(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """Attention of one query a row, (B, H, D), to what is kept: (B, H * D).
+
+        The siblings of a group ask their prompt side by side, in one product. torch's fused attention takes two to
+        three times as long as these products for a single query on a CPU.
+        """
+        assert self.seating is not None
+        rows, slots, seating = self.rows, self.prompts, self.seating
+        prompt_keys, prompt_values = (t[layer][:slots].flatten(0, 1) for t in (self.prompt_keys, self.prompt_values))
+        own_keys, own_values = (t[layer][:rows].flatten(0, 1) for t in (self.keys, self.values))
+        prompt_scores = seating.leave(torch.bmm(seating.enter(query, prompt_keys.shape[0]), prompt_keys.mT))
+        own_query = query.reshape(own_keys.shape[0], -1, query.shape[-1])
+        own_scores = torch.bmm(own_query, own_keys.mT).view(rows, query.shape[1], -1)
+        scores = torch.add(self.mask, torch.cat((prompt_scores, own_scores), dim=-1), alpha=scale)
+        weights = scores.softmax(dim=-1).to(query.dtype)
+        prompt_weights, own_weights = weights.split((prompt_keys.shape[1], self.width), dim=-1)
+        mixed = seating.leave(torch.bmm(seating.enter(prompt_weights, prompt_keys.shape[0]), prompt_values))
+        own_weights = own_weights.reshape(own_keys.shape[0], -1, self.width)
+        return torch.baddbmm(mixed.reshape(own_query.shape), own_weights, own_values).view(rows, -1)
+
+    # What transformers asks of a cache, for the models that run their own forward pass
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        self.write(layer, key[:, :, 0], value[:, :, 0])
+        slots = torch.from_numpy(self.slots).to(key.device)
+        prompt_key, prompt_value = self.prompt_keys[layer][slots], self.prompt_values[layer][slots]
+        key, value = self.keys[layer][: self.live], self.values[layer][: self.live]
+        return torch.cat((prompt_key, key), dim=2), torch.cat((prompt_value, value), dim=2)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return self.mask.shape[-1] - 1
+
+
+def block_of_columns(written: int, columns: int) -> int:
+    """How many columns a cache that holds `written` grows by, where a row still writes `columns` at most.
+
+    On average half of the new columns is read in vain at every step; copying the old ones costs three readings.
+    """
+    return min(STEP * max(1, math.ceil(math.sqrt(6 * written) / STEP)), columns)
+
+
+def fill_gaps(gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How the last that stay take the places of those that `gone` (B,) marks: from where, and to where."""
+    remaining = len(gone) - int(gone.sum())
+    return remaining + np.flatnonzero(~gone[remaining:]), np.flatnonzero(gone[:remaining])
+
+
+def close_gaps(values: np.ndarray, gone: np.ndarray) -> np.ndarray:
+    """The `values` (B, …) of those that stay, in the places that `fill_gaps` gives them."""
+    sources, targets = fill_gaps(gone)
+    values[targets] = values[sources]
+    return values[: len(gone) - int(gone.sum())]
+
+
+def _move(stored: Sequence[Tensor], sources: np.ndarray, targets: np.ndarray) -> None:
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+        for tensor in stored:
+            tensor[target] = tensor[source]
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Rows beside their siblings: S slots, each with as many seats as the largest group has live rows."""
+
+    slots: int
+    seats: int
+    """In each slot."""
+    row_of_seat: Tensor | None
+    """(S * seats,), any row for an empty seat; None where the rows sit in order already."""
+    seat_of_row: Tensor | None
+    """(B,)"""
+
+    def copy_(self, other: Seating) -> None:
+        """Take over the places of another seating of the same shape."""
+        for mine, its in ((self.row_of_seat, other.row_of_seat), (self.seat_of_row, other.seat_of_row)):
+            assert mine is not None and its is not None
+            mine.copy_(its)
+
+    def enter(self, values: Tensor, products: int) -> Tensor:
+        """(B, H, N) a row to (S * K, seats * H / K, N) a prompt and head of its keys; `products` is S * K."""
+        seated = values if self.row_of_seat is None else values.index_select(0, self.row_of_seat)
+        apart = seated.reshape(self.slots, self.seats, products // self.slots, -1, values.shape[-1])
+        return apart.transpose(1, 2).reshape(products, -1, values.shape[-1])
+
+    def leave(self, seated: Tensor) -> Tensor:
+        """The way back: (S * K, seats * H / K, N) to (B, H, N)."""
+        apart = seated.view(self.slots, seated.shape[0] // self.slots, self.seats, -1, seated.shape[-1])
+        values = apart.transpose(1, 2).reshape(self.slots * self.seats, -1, seated.shape[-1])
+        return values if self.seat_of_row is None else values.index_select(0, self.seat_of_row)
+
+
+def seat(slots: np.ndarray, count: int, device: torch.device, seats: int = 0, rows: int = 0) -> Seating:
+    """Seat the rows by the `slots` (B,) of their prompts, of which there are `count`.
+
+    With `seats`, no fewer than the largest group has rows, and `rows`, no fewer than B, these give the shapes.
+    """
+    sizes = np.bincount(slots, minlength=count)
+    order, fixed = np.argsort(slots, kind="stable"), seats > 0
+    seats = seats or int(sizes.max())
+    among_siblings = np.arange(len(slots)) - np.repeat(sizes.cumsum() - sizes, sizes)
+    seat_of_row = np.zeros(max(rows, len(slots)), dtype=np.int64)
+    seat_of_row[order] = slots[order] * seats + among_siblings
+    if not fixed and count * seats == len(slots) and (np.diff(seat_of_row) > 0).all():
+        return Seating(count, seats, None, None)
+    row_of_seat = np.zeros(count * seats, dtype=np.int64)
+    row_of_seat[seat_of_row[: len(slots)]] = np.arange(len(slots))
+    return Seating(count, seats, torch.from_numpy(row_of_seat).to(device), torch.from_numpy(seat_of_row).to(device))
+
+
+def graph_size(rows: int) -> int:
+    """The next of 8, 12, 16, 24, 32, … rows: few sizes, so that a step is seldom captured anew."""
+    size = 8
+    while size < rows:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
+    return size
+
+
+class Layer(NamedTuple):
+    """The parameters of one layer. Matrices are (in, out), and stand side by side where they read the same states: at
+    few rows, products with them take a fifth less time than with the model's own, (out, in) and apart."""
+
+    attention_norm: Tensor
+    inwards: Tensor
+    """To queries, keys and values."""
+    inwards_bias: Tensor | None
+    heads: tuple[int, int]
+    """Of queries, and of keys as of values."""
+    head_norms: Tensor | None
+    """For queries and keys, (H + K, D)."""
+    outwards: Tensor
+    mlp_norm: Tensor
+    gate_and_up: Tensor
+    down: Tensor
+
+
+def layers_for_decoding(layers: Sequence[LayerWeights]) -> list[Layer]:
+    """What `decode` reads, copied from the parameters of a model."""
+    return [_side_by_side(layer) for layer in layers]
+
+
+def _side_by_side(layer: LayerWeights) -> Layer:
+    attention, mlp = layer.attention, layer.mlp
+    heads = len(attention.query) // layer.head_size, len(attention.key) // layer.head_size
+    norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
+    return Layer(
+        attention.norm,
+        _turned(attention.inwards),
+        attention.inwards_bias,
+        heads,
+        torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)]) if norms else None,
+        _turned(attention.outwards),
+        mlp.norm,
+        _turned(mlp.gate_and_up),
+        _turned(mlp.down),
+    )
+
+
+def _turned(matrix: Tensor) -> Tensor:
+    return matrix.T.contiguous()
+
+
+def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Next-token logits (B, V) after `tokens` at `positions`, both (B,), which enter the cache.
+
+    `layers` are the model's own, by `layers_for_decoding`; without them the model runs its own forward pass.
+    """
+    if layers is None:
+        return model(
+            input_ids=tokens[:, None],
+            position_ids=positions[:, None],
+            attention_mask=cache.mask[:, None].to(cache.keys[0].dtype),
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+    inner, epsilon = model.base_model, model.config.rms_norm_eps
+    rows = tokens.shape[0]
+    hidden = functional.embedding(tokens, inner.embed_tokens.weight)  # (B, E)
+    rotary = rotary_of(model, hidden, positions[:, None])  # (B, 1, D) each
+    size = rotary[0].shape[-1]
+    for index, layer in enumerate(layers):
+        states = functional.rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, epsilon)
+        bias = layer.inwards_bias
+        vectors = states @ layer.inwards if bias is None else bias.addmm(states, layer.inwards)
+        vectors, value = vectors.view(rows, -1, size).split((sum(layer.heads), layer.heads[1]), dim=1)
+        if layer.head_norms is not None:
+            vectors = functional.rms_norm(vectors, vectors.shape[-1:], None, epsilon) * layer.head_norms
+        hidden = hidden.addmm(cache.attend(index, vectors, value, rotary), layer.outwards)
+        states = functional.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, epsilon)
+        gate, up = (states @ layer.gate_and_up).chunk(2, dim=-1)
+        hidden = hidden.addmm(functional.silu(gate).mul_(up), layer.down)
+    return model.get_output_embeddings()(functional.rms_norm(hidden, hidden.shape[-1:], inner.norm.weight, epsilon))

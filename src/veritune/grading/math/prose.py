@@ -1,0 +1,383 @@
+"""Sentences: which words are words, which of them forbid reading a value, and where the value begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from veritune.grading.math.limits import UnreadableError
+from veritune.grading.math.literals import read_number, reads_as_product
+from veritune.grading.math.tokens import Token
+from veritune.grading.math.vocabulary import (
+    ANSWER_NOUNS,
+    BLOCKERS,
+    COPULAS,
+    COUNTED_NOUNS,
+    DETERMINERS,
+    FILLERS,
+    FRACTION_WORDS,
+    FUNCTIONS,
+    NAMES,
+    NUMBER_WORDS,
+    PREPOSITIONS,
+    QUANTITY_NOUNS,
+    QUESTION_WORDS,
+    RESULT_VERBS,
+    SCALE_WORDS,
+    SUBJECT_NOUNS,
+    UNIT_SYNONYMS,
+)
+
+MAX_SENTENCE_WORDS = 20
+_PHRASING = frozenset({"a", ",", "'", "s"})
+_PUNCTUATION = frozenset([".,", ";", ":", "!", "'", '"', "(", ")", "{", "}", "-", "`", "[", "]"]) | {"{", "}", "..."}
+
+
+def is_wordy(tokens: Sequence[Token], index: int) -> bool:
+    """Whether the token is a word of English rather than a variable, a product of variables or a function."""
+    token = tokens[index]
+    if token.kind == "text":
+        return len(token.text) > 1
+    if token.kind != "word" or len(token.text) == 1:
+        return False
+    if token.text in FUNCTIONS:  # `5 min` ends in a unit, `min(5, 6)` begins with a function
+        following = tokens[index + 1] if index + 1 < len(tokens) else None
+        return following is None or (following.kind == "text" and len(following.text) > 1)
+    return token.text not in NAMES and not reads_as_product(tokens, index)
+
+
+def is_hedged(tokens: Sequence[Token], value_start: int) -> bool:
+    """Whether a word makes the statement a bound, a hedge, a condition, a negation or a further computation.
+
+    Before `value_start`, where the value begins, stands what the sentence is about.
+    """
+    if _asks(tokens):
+        return True
+    for index, token in enumerate(tokens):
+        if token.kind in ("word", "text"):
+            if not _is_harmless(tokens, index, value_start):
+                return True
+        elif token.text == "?":
+            return True
+        elif token.text == "'" and index + 1 < len(tokens) and tokens[index + 1].text == "t":
+            return True  # isn't, can't
+    return False
+
+
+def _asks(tokens: Sequence[Token]) -> bool:
+    """`What is 72` and `is the answer 72` are questions; `which is 72` and `is 72` end a statement."""
+    first, second = ([token.text.lower() for token in tokens[:2]] + ["", ""])[:2]
+    states = first == "which" and second in COPULAS
+    return first in QUESTION_WORDS and tokens[1:2] != [] and tokens[1].kind in ("word", "text") and not states
+
+
+_HARMLESS_BETWEEN: dict[str, Callable[[str, str], bool]] = {
+    "can": lambda before, following: following != "be",
+    "squared": lambda before, following: before in UNIT_SYNONYMS,
+    "cubed": lambda before, following: before in UNIT_SYNONYMS,
+    "times": lambda before, following: following in ("", "a", "per", "each"),
+    "over": lambda before, following: before == "left",
+    "such": lambda before, following: following != "as",
+    "all": lambda before, following: following == "together",
+    "long": lambda before, following: following != "as",
+    "least": lambda before, following: following == "common",
+    "raised": lambda before, following: following != "to",
+    "after": lambda before, following: following in ("that", "this"),
+    "up": lambda before, following: following != "to" and (before.endswith("ed") or before in COPULAS),
+}
+"""Blockers that the words before and after them can make harmless."""
+
+
+def _is_harmless(tokens: Sequence[Token], index: int, value_start: int) -> bool:
+    """Whether the word is no blocker, or none where it stands."""
+    word = tokens[index].text.lower()
+    if word in _HARMLESS_BETWEEN:
+        before = tokens[index - 1].text.lower() if index else ""
+        following = tokens[index + 1].text.lower() if index + 1 < len(tokens) else ""
+        harmless = _HARMLESS_BETWEEN[word](before, following)
+    elif word not in BLOCKERS:
+        return True
+    elif word == "pi":
+        harmless = tokens[index].kind == "word"
+    elif word in ("more", "less", "fewer", "than"):
+        harmless = _compares_amounts(tokens, index, value_start)
+    else:
+        harmless = word == "for" and (_names_a_purpose(tokens, index) or _measures(tokens, index))
+    return harmless or _names_subject(tokens, index, value_start) or _counts_something(tokens, index)
+
+
+def _names_subject(tokens: Sequence[Token], index: int, value_start: int) -> bool:
+    """`The remainder is 3` says of what; `a multiple of 3` is another number."""
+    if tokens[index].text.lower() not in SUBJECT_NOUNS or index + 1 >= value_start:
+        return False
+    return tokens[index + 1].text != "of" or index + 2 < value_start
+
+
+def _names_a_purpose(tokens: Sequence[Token], index: int) -> bool:
+    """`for the week` says what a value is for; `for x > 3` and `for even numbers` are conditions."""
+    if index + 1 == len(tokens) or tokens[index + 1].text.lower() not in DETERMINERS:
+        return False
+    for following in range(index + 1, len(tokens)):
+        if tokens[following].text.lower() in COPULAS:
+            break
+        if not is_wordy(tokens, following) and tokens[following].text not in ("a", "."):
+            return False
+    return True
+
+
+def _measures(tokens: Sequence[Token], index: int) -> bool:
+    """`biked for 79 miles`."""
+    following = tokens[index + 1 : index + 3]
+    return index > 1 and len(following) == 2 and following[0].kind == "number" and _is_measure(following[1])
+
+
+def _compares_amounts(tokens: Sequence[Token], index: int, value_start: int) -> bool:
+    """`She has 14 more ounces than Lazlo` states 14; `14 more than x` and `14 ounces less than half` compute."""
+    number = next((i for i, token in enumerate(tokens) if token.kind == "number"), len(tokens))
+    rest = range(number + 1, len(tokens))
+    if index == number + 1 == len(tokens) - 1 and tokens[index].text == "more":
+        return True  # `He needs 36 more`
+    if value_start < 2 or number >= index:
+        return False
+    if not all(is_wordy(tokens, i) or tokens[i].text in (*_PHRASING, ".") for i in rest):
+        return False
+    after_number = tokens[number + 1].text.lower()
+    than = next((i for i in rest if tokens[i].text.lower() == "than"), len(tokens))
+    return than > number + 2 and than + 1 < len(tokens) and after_number != "or"
+
+
+def _counts_something(tokens: Sequence[Token], index: int) -> bool:
+    """`14 more apples` and `14 divisors` are numbers of things; `14 more than x` and `more than 14` are not."""
+    lowered = tokens[index].text.lower()
+    if index == 0 or tokens[index - 1].kind != "number":
+        return False
+    following = tokens[index + 1] if index + 1 < len(tokens) else None
+    if following is not None and following.text.lower() in ("than", "or", "of", "from"):
+        return False
+    is_word = following is not None and following.kind in ("word", "text")
+    return lowered in COUNTED_NOUNS or (lowered in ("more", "fewer", "less", "different") and is_word)
+
+
+def text_of(tokens: Sequence[Token]) -> str:
+    """The tokens as plain words, for comparison with other words: case and punctuation count only in formulas."""
+    if all(token.kind in ("word", "text") or token.text in _PUNCTUATION for token in tokens):
+        kept = [token.text.casefold() for token in tokens if token.text not in _PUNCTUATION]
+        if len(kept) > 2 and kept[0] == "there" and kept[1] in ("is", "are"):
+            kept = kept[2:]
+        if len(kept) > 1 and kept[0] in ("the", "a", "an", "on", "at"):
+            kept = kept[1:]
+        return " ".join(kept)
+    return " ".join(
+        token.text.casefold() if len(token.text) > 1 and is_wordy(tokens, index) else token.text
+        for index, token in enumerate(tokens)
+    )
+
+
+def sentence_value(tokens: Sequence[Token]) -> Sequence[Token]:
+    """The tokens after a beginning such as `The total is:`, or all of them where there is no such beginning."""
+    limit = _first_number(tokens)
+    start = 0
+    words = 0
+    for index in range(min(limit, len(tokens))):
+        token = tokens[index]
+        if token.kind in ("word", "text"):
+            words += 1
+        if token.text == "=" and not any(is_wordy(tokens, earlier) for earlier in range(index)):
+            continue  # `x = 5` is a formula
+        if words and _is_copula(tokens, index) and _may_introduce(tokens[:index]):
+            start = index + 1
+    if words > MAX_SENTENCE_WORDS:
+        raise UnreadableError("a long sentence")
+    if start == 0 and limit < len(tokens):
+        start = _skip_nouns(tokens, limit)
+    while start < len(tokens) and _is_filler(tokens, start):
+        start += 1
+    start = _after_receiver(tokens, start, limit)
+    return tokens[start:] if start < len(tokens) else tokens
+
+
+def _is_copula(tokens: Sequence[Token], index: int) -> bool:
+    text = tokens[index].text.lower()
+    if text in RESULT_VERBS and index + 1 < len(tokens) and tokens[index + 1].text.lower() == "to":
+        return True
+    return text in COPULAS or (text == "s" and tokens[index - 1].text == "'")
+
+
+def _after_receiver(tokens: Sequence[Token], start: int, limit: int) -> int:
+    """Where the one number of `It takes Carla 160 minutes` begins; `start` where the words before it say otherwise."""
+    value = limit
+    while value > start and tokens[value - 1].kind == "sign" and tokens[value - 1].text in "$-€£":
+        value -= 1
+    between = range(start, value)
+    if limit == len(tokens) or not all(is_wordy(tokens, index) or tokens[index].text in _PHRASING for index in between):
+        return start
+    is_clause = start > 0 or len(between) > 1
+    several = sum(token.kind == "number" for token in tokens) > 1
+    return value if is_clause and not several and _may_precede(tokens, value) else start
+
+
+def _may_precede(tokens: Sequence[Token], value: int) -> bool:
+    """Whether the word before the number leaves it what the sentence states."""
+    before = tokens[value - 1].text.lower() if value else ""
+    if before == "of":
+        return value > 2 and (tokens[value - 2].text.lower() in QUANTITY_NOUNS or tokens[value - 3].text.lower() == "a")
+    if before == "for":
+        return value + 1 < len(tokens) and _is_measure(tokens[value + 1])
+    return before not in PREPOSITIONS and before != ","
+
+
+def _is_measure(token: Token) -> bool:
+    return token.kind in ("word", "text") and token.text.lower() in UNIT_SYNONYMS
+
+
+def _is_filler(tokens: Sequence[Token], index: int) -> bool:
+    text = tokens[index].text.lower()
+    if text in QUANTITY_NOUNS and index + 1 < len(tokens) and tokens[index + 1].text == "of":
+        return True
+    if text == "a":
+        following = tokens[index + 1].text if index + 1 < len(tokens) else ""
+        if not following or following in ("and", "or") or not is_wordy(tokens, index + 1):
+            return False  # the variable
+    if text == "to":
+        return index > 0 and tokens[index - 1].text.lower() in RESULT_VERBS
+    if text == "at":
+        return index + 1 < len(tokens) and tokens[index + 1].text == "("
+    if text == ",":
+        return index > 0 and tokens[index - 1].text.lower() in FILLERS
+    return text in FILLERS or text in COPULAS
+
+
+def _first_number(tokens: Sequence[Token]) -> int:
+    """Where the first number or formula stands; the 2 of `f(2)` is no such number."""
+    for index, token in enumerate(tokens):
+        if token.kind == "number" and index > 1 and tokens[index - 1].text == "(" and tokens[index - 2].text == "f":
+            continue
+        if token.kind == "number" or token.text in ("frac", "sqrt"):
+            return index
+    return len(tokens)
+
+
+def _may_introduce(before: Sequence[Token]) -> bool:
+    """Only words, single letters and signs without meaning may stand before `is`."""
+    wordless = [token for token in before if token.kind not in ("word", "text", "number")]
+    if any(token.kind == "command" and token.text == "{" for token in wordless):
+        return False  # the colon of a set
+    return all(token.kind == "command" or token.text in _PUNCTUATION | {",", "$", "|", "_"} for token in wordless)
+
+
+def _skip_nouns(tokens: Sequence[Token], limit: int) -> int:
+    """`Answer 5` and `Total: 5` need no verb."""
+    start = 0
+    while start < limit and (
+        tokens[start].text.lower() in ANSWER_NOUNS | FILLERS | {"final", "my", "our", "so"} or tokens[start].text == ":"
+    ):
+        start += 1
+    return start
+
+
+def number_words(tokens: Sequence[Token]) -> Sequence[Token]:
+    """Numbers in words as numerals: `seventy-two` is 72, `5 million` is 5000000, `two thirds` is 2/3."""
+    tokens = _spoken_signs(tokens)
+    if not any(_numeric_word(token) for token in tokens):
+        return tokens
+    result: list[Token] = []
+    position = 0
+    while position < len(tokens):
+        value, after = _word_number(tokens, position)
+        if after == position or _counts_subjects(tokens, position):
+            result.append(tokens[position])
+            position += 1
+            continue
+        spaced = tokens[position].spaced
+        position = after
+        result.append(Token("number", str(value), spaced))
+        position = _append_fraction(tokens, position, result)
+    return result
+
+
+def _counts_subjects(tokens: Sequence[Token], position: int) -> bool:
+    """Whether the numeral only says who: `The two brothers drank 36 ounces`."""
+    if position == 0 or tokens[position].kind == "number" or position + 2 >= len(tokens):
+        return False
+    is_definite = tokens[position - 1].text.lower() in ("the", "these", "those", "his", "her", "their")
+    is_noun = is_wordy(tokens, position + 1) and not _numeric_word(tokens[position + 1])
+    return is_definite and is_noun and any(token.kind == "number" for token in tokens[position + 2 :])
+
+
+def _spoken_signs(tokens: Sequence[Token]) -> Sequence[Token]:
+    """`minus 5` and `The answer is negative five` with a sign; the minus of `72 minus 5` stays a word."""
+    result = list(tokens)
+    for index, token in enumerate(tokens[:-1]):
+        if token.kind not in ("word", "text") or token.text.lower() not in ("minus", "negative"):
+            continue
+        following = tokens[index + 1]
+        begins = index == 0 or tokens[index - 1].text.lower() in COPULAS | FILLERS
+        if begins and (following.kind == "number" or following.text.lower() in NUMBER_WORDS):
+            result[index] = Token("sign", "-", token.spaced)
+    return result
+
+
+def _numeric_word(token: Token) -> bool:
+    lowered = token.text.lower()
+    return token.kind in ("word", "text") and (
+        lowered in NUMBER_WORDS or lowered in SCALE_WORDS or lowered in FRACTION_WORDS
+    )
+
+
+def _word_number(tokens: Sequence[Token], position: int) -> tuple[int | str, int]:
+    """The number that starts at `position` and where it ends; the same position where none starts."""
+    token = tokens[position]
+    lowered = token.text.lower()
+    if token.kind == "number":
+        return _scaled(tokens, position)
+    if token.kind not in ("word", "text") or lowered not in NUMBER_WORDS:
+        is_half = lowered == "half" and tokens[min(position + 1, len(tokens) - 1)].text in ("a", "an")
+        return ("0.5", position + 2) if is_half else (0, position)
+    total = current = 0
+    while position < len(tokens):
+        lowered = tokens[position].text.lower()
+        if (
+            tokens[position].text == "-"
+            and position + 1 < len(tokens)
+            and tokens[position + 1].text.lower() in NUMBER_WORDS
+        ):
+            position += 1
+            continue
+        if lowered in NUMBER_WORDS:
+            current += NUMBER_WORDS[lowered]
+        elif lowered == "hundred":
+            current *= 100
+        elif lowered in SCALE_WORDS:
+            total += current * SCALE_WORDS[lowered]
+            current = 0
+        elif not (lowered == "and" and current >= 100 and _numeric_word(tokens[min(position + 1, len(tokens) - 1)])):
+            break
+        position += 1
+    return total + current, position
+
+
+def _scaled(tokens: Sequence[Token], position: int) -> tuple[int | str, int]:
+    token = tokens[position]
+    value = read_number(token.text)
+    after = position + 1
+    while after < len(tokens) and tokens[after].text.lower() in SCALE_WORDS and tokens[after].kind in ("word", "text"):
+        value = value * SCALE_WORDS[tokens[after].text.lower()]
+        after += 1
+    if after == position + 1 or value.denominator != 1:
+        return token.text, position + 1
+    return int(value), after
+
+
+def _append_fraction(tokens: Sequence[Token], position: int, result: list[Token]) -> int:
+    """`two thirds` and `five and a half`, whose number has just been appended."""
+    rest = [token.text.lower() for token in tokens[position : position + 3]]
+    if rest[:1] == ["-"]:
+        rest = rest[1:]
+    coins = rest[:1] == ["quarters"] and result[-1].text not in ("1", "2", "3")
+    if rest[:1] and rest[0] in FRACTION_WORDS and not coins:
+        result += [Token("sign", "/", False), Token("number", str(FRACTION_WORDS[rest[0]]), False)]
+        return position + 1 + (tokens[position].text == "-")
+    if len(rest) == 3 and rest[0] == "and" and rest[1] in ("a", "one") and rest[2] in FRACTION_WORDS:
+        bottom = str(FRACTION_WORDS[rest[2]])
+        result += [Token("number", "1", True), Token("sign", "/", False), Token("number", bottom, False)]
+        return position + 3
+    return position
