@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 
-from veritune.commands.leaderboard import check_rules, print_leaderboard
+from veritune.commands.leaderboard import LeaderboardConfig, check_rules, print_leaderboard
 from veritune.core.config import to_toml
 from veritune.core.run_folder import RunFolder
-from veritune.recipes.grpo import LeaderboardConfig
 from veritune.tasks import load_task
 
 CONFIG = LeaderboardConfig(minutes=1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from veritune.commands.leaderboard import LeaderboardConfig
 from veritune.core.budget import Pace
 from veritune.core.config import TrainingConfig
 from veritune.core.errors import ConfigError, TrainingError
 from veritune.core.run_folder import Checkpoint, RunFolder
-from veritune.recipes.grpo import LeaderboardConfig
 from veritune.trainer import loop as training
 from veritune.trainer.loop import Session, train
 

@@ -119,7 +119,8 @@ def test_long_segments_are_left_to_torch(monkeypatch):
     plain = packed_attention(query, key, value, packing, 0.2)
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(of_compiled, torch.autograd.grad(plain.square().sum(), (query, value)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+        # Each is 5e-7 of its norm from float64; where single numbers round is the processor's.
+        assert (ours - theirs).norm() < 2e-6 * theirs.norm()
 
 
 def test_a_models_gradient_is_that_without_the_kernels(random_policy, monkeypatch):

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from transformers import MistralConfig, MistralForCausalLM, StableLmConfig, StableLmForCausalLM
 
-from veritune import microbatches, packed_layers
 from veritune.core.errors import ConfigError, EngineError
 from veritune.engines.native.engine import NativeEngine
+from veritune.model import decoder_layer
 from veritune.model.policy import as_policy, checkpoint_activations
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
+from veritune.trainer import microbatches
 from veritune.trainer.microbatches import (
     cut_microbatches,
     pad_responses,
@@ -150,7 +151,7 @@ def test_what_is_looked_up_often_is_summed_in_single_precision(random_policy):
 
 
 def test_activation_checkpointing_changes_no_gradient(random_policy, monkeypatch):
-    attend = packed_layers.attend
+    attend = decoder_layer.attend
     prompts, responses = random_rows(random_policy, 9)
     (batch,) = cut_microbatches(prompts, responses, range(9), token_budget=10_000, device=CPU)
     gradients = []
@@ -159,7 +160,7 @@ def test_activation_checkpointing_changes_no_gradient(random_policy, monkeypatch
         if checkpointing:
             checkpoint_activations(model)
         calls = []
-        monkeypatch.setattr(packed_layers, "attend", lambda *given, calls=calls: calls.append(1) or attend(*given))
+        monkeypatch.setattr(decoder_layer, "attend", lambda *given, calls=calls: calls.append(1) or attend(*given))
         supervised_gradient(model, batch, 100)
         assert len(calls) == len(model.base_model.layers) * (1 + checkpointing)
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
