@@ -52,13 +52,25 @@ def test_without_the_standard_deviation_rewards_are_only_centred():
 @pytest.mark.parametrize("shape", [(2,), (2, 1)])
 def test_loss_gives_one_advantage_to_all_tokens_of_its_sequence(shape):
     ratios = torch.tensor([[0.5, 2.0], [0.5, 2.0]])  # as many sequences as tokens: broadcasting the wrong way shows
-    loss = countdown.compute_loss(
+    returned = countdown.compute_loss(
         advantages=torch.tensor([1.0, -2.0]).view(shape),
         policy_log_probs=ratios.log(),
         old_log_probs=torch.zeros(2, 2),
         clip_range=0.2,
     )
+    assert isinstance(returned, tuple)
+    loss, metadata = returned
     torch.testing.assert_close(loss, torch.tensor([[-0.5, -1.2], [1.6, 4.0]]))
+    assert isinstance(metadata, dict)
+    assert metadata["clipped"].tolist() == [[False, True], [True, False]]
+    torch.testing.assert_close(metadata["ratio"], ratios)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_the_courses_loop_unpacks_the_loss_for_any_number_of_rows(rows):
+    loss_per_token, metadata = countdown.compute_loss(torch.ones(rows), torch.zeros(rows, 4), torch.zeros(rows, 4), 0.2)
+    assert loss_per_token.tolist() == [[-1.0] * 4] * rows
+    assert sorted(metadata) == ["clipped", "ratio"]
 
 
 def test_loss_refuses_advantages_of_another_batch():
@@ -78,6 +90,6 @@ def test_the_two_means_weigh_long_and_short_sequences_differently():
 def test_gradients_reach_the_policy_through_loss_and_mean():
     policy = torch.zeros(2, 2, requires_grad=True)
     mask = torch.tensor([[True, True], [True, False]])
-    loss = countdown.compute_loss(torch.tensor([1.0, -2.0]), policy, torch.zeros(2, 2), 0.2)
+    loss, _ = countdown.compute_loss(torch.tensor([1.0, -2.0]), policy, torch.zeros(2, 2), 0.2)
     countdown.masked_mean(loss, mask).backward()
     torch.testing.assert_close(policy.grad, torch.tensor([[-0.25, -0.25], [1.0, 0.0]]))

@@ -199,8 +199,9 @@ def test_importance_weights_are_cut_at_the_cap_and_carry_no_gradient():
 def test_masked_normalize_divides_the_sum_by_the_constant(dim, expected):
     tensor = torch.tensor([[1.0, torch.nan, 2.0], [torch.inf, 5.0, 6.0]])
     mask = torch.tensor([[1, 0, 1], [0, 1, 0]])
-    result = masked_normalize(tensor=tensor, mask=mask, dim=dim, normalize_constant=10.0)
-    torch.testing.assert_close(result, torch.tensor(expected))
+    for name in ("normalize_constant", "constant_normalizer"):
+        result = masked_normalize(tensor=tensor, mask=mask, dim=dim, **{name: 10.0})
+        torch.testing.assert_close(result, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("dim, expected", [(None, 8 / 3), (0, [1.0, 5.0, 2.0]), (1, [1.5, 5.0]), (-1, [1.5, 5.0])])
@@ -221,6 +222,11 @@ def test_reductions_name_what_does_not_fit():
         masked_mean(torch.ones(2, 2), torch.ones(2))
     with pytest.raises(ConfigError, match="normalize_constant is 0"):
         masked_normalize(torch.ones(2), torch.ones(2), normalize_constant=0)
+    with pytest.raises(ConfigError, match="constant_normalizer is 0"):
+        masked_normalize(torch.ones(2), torch.ones(2), constant_normalizer=0)
+    for constants in ({}, {"normalize_constant": 2, "constant_normalizer": 2}):
+        with pytest.raises(ConfigError, match="one of normalize_constant and constant_normalizer"):
+            masked_normalize(torch.ones(2), torch.ones(2), **constants)
 
 
 # Advantages

@@ -1,7 +1,7 @@
 """The Countdown course's published interface in one place: the task's verifiers and reward, and its tensor functions.
 
 The names are the course's; the mathematics is `veritune.primitives`', only shaped as the course shapes it: one
-advantage per sequence (B,), the loss tensor alone, and reductions down to a scalar.
+advantage per sequence (B,), and reductions down to a scalar.
 """
 
 from __future__ import annotations
@@ -74,14 +74,17 @@ def compute_group_normalized_advantages(
 
 def compute_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, clip_range: primitives.ClipRange
-) -> Tensor:
+) -> primitives.LossAndMetadata:
     """The clipped surrogate of every token, as `primitives.compute_grpo_clip_loss`: A (B,), log pi (B, T) -> (B, T).
 
     Advantages of shape (B, 1) are taken too: the course writes (B,), its training loop hands over (B, 1).
+
+    Returns the loss (B, T) and metadata, a dict of `clipped` and `ratio` (B, T), as the course's loop unpacks them:
+    `loss_per_token, metadata = compute_loss(...)`.
     """
     if advantages.dim() == 1:
         advantages = advantages.unsqueeze(1)
-    return primitives.compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, clip_range)[0]
+    return primitives.compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, clip_range)
 
 
 def masked_mean(tensor: Tensor, mask: Tensor) -> Tensor:

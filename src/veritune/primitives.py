@@ -121,11 +121,26 @@ def get_response_log_probs(
     return scores
 
 
-def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:
-    """Sum of the elements where the mask is set, over `dim` or over everything, divided by `normalize_constant`."""
-    if normalize_constant == 0:
-        raise ConfigError("normalize_constant is 0; it must not be, for the sum is divided by it")
-    return masked_sum(tensor, mask, dim) / normalize_constant
+def masked_normalize(
+    tensor: Tensor,
+    mask: Tensor,
+    normalize_constant: float | None = None,
+    dim: int | None = None,
+    *,
+    constant_normalizer: float | None = None,
+) -> Tensor:
+    """Sum of the elements where the mask is set, over `dim` or over everything, divided by `normalize_constant`.
+
+    `constant_normalizer` is the same number under the name that the course's own example gives it; one of the two is
+    required.
+    """
+    if (normalize_constant is None) == (constant_normalizer is None):
+        raise ConfigError("masked_normalize needs one of normalize_constant and constant_normalizer, not both")
+    name = "normalize_constant" if constant_normalizer is None else "constant_normalizer"
+    constant = normalize_constant if constant_normalizer is None else constant_normalizer
+    if not constant:
+        raise ConfigError(f"{name} is 0; it must not be, for the sum is divided by it")
+    return masked_sum(tensor, mask, dim) / constant
 
 
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
