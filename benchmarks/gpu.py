@@ -36,7 +36,7 @@ from veritune.commands.plan.seconds import StepSeconds, step_seconds
 from veritune.commands.plan.shapes import shape_of
 from veritune.core.errors import VerituneError
 from veritune.core.run_folder import RunFolder
-from veritune.core.types import Completion, Example, Rollout, Sampling, Score
+from veritune.core.types import Completion, Example, Pairs, Rollout, Sampling, Score
 from veritune.engines.native.engine import NativeEngine
 from veritune.engines.native.graphs import capture_cuda_graph
 from veritune.model.head import score_and_differentiate
@@ -406,9 +406,9 @@ class DigitsTask:
     def prompt(self, example: Example) -> str:
         return example.question
 
-    def reward(self, response_text: str, ground_truth: Any) -> Score:
-        value = float(sum(map(ord, response_text)) % 2)
-        return Score(value, value, value)
+    def rewards(self, pairs: Pairs) -> list[Score]:
+        values = [float(sum(map(ord, response)) % 2) for response, _ in pairs]
+        return [Score(value, value, value) for value in values]
 
 
 def measure_step(bench: Bench, budget: int) -> None:

@@ -35,7 +35,7 @@ def record_rollouts(policy: Policy) -> list[Rollout]:
     prompts = encode_prompts(policy, map(task.prompt, examples))
     groups = NativeEngine(policy).generate(prompts, Sampling(max_tokens=256, stop=task.stop, n=8))
     scores = [
-        [task.reward(completion.text, example.ground_truth) for completion in group]
+        task.rewards([(completion.text, example.ground_truth) for completion in group])
         for example, group in zip(examples, groups, strict=True)
     ]
     rewards = torch.tensor([[score.reward for score in group] for group in scores])

@@ -20,7 +20,7 @@ from shapes import Shape, prompts_of, reward_of, text_of
 from worker import Requests, timed
 
 from veritune.core.run_folder import RunFolder
-from veritune.core.types import Completion, Example, Rollout, Sampling, Score
+from veritune.core.types import Completion, Example, Pairs, Rollout, Sampling, Score
 from veritune.engines.native.engine import NativeEngine
 from veritune.losses import get_response_log_probs, pad_prompt_and_response
 from veritune.model.policy import Policy, load_policy
@@ -45,9 +45,9 @@ class WordsTask:
     def prompt(self, example: Example) -> str:
         return example.question
 
-    def reward(self, response_text: str, ground_truth: Any) -> Score:
-        value = reward_of(response_text)
-        return Score(value, value, value)
+    def rewards(self, pairs: Pairs) -> list[Score]:
+        values = [reward_of(response) for response, _ in pairs]
+        return [Score(value, value, value) for value in values]
 
 
 def config_of(shape: Shape, **settings: Any) -> GRPOConfig:

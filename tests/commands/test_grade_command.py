@@ -146,7 +146,7 @@ def never_settled(response, ground_truth):
 
 
 def test_an_answer_past_its_limit_is_a_timeout_and_the_rest_are_graded(tmp_path, capsys, monkeypatch):
-    slow = RewardFormat(hang_on_request, f"{__name__}:never_settled", ())
+    slow = RewardFormat(hang_on_request, never_settled, ())
     monkeypatch.setitem(REWARD_FORMATS, "r1_zero", slow)
     rows = [{"response": "hang" if n == 3 else f"{n}", "ground_truth": 1} for n in range(6)]
     assert run("--file", write(tmp_path / "a.jsonl", rows), "--seconds-per-answer", "0.5", "--explain", "9") == 0

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 from veritune.core.types import Score
 
@@ -31,3 +32,18 @@ def faulty(response: str, ground_truth: str) -> Score:
             os._exit(3)
     correct = float(response == ground_truth or response in ("print",) or response.startswith("die once"))
     return Score(correct, 1.0, correct, response, "string")
+
+
+def meet(response: str, ground_truth: str) -> Score:
+    """Waits for the others: full marks where `response` gradings are under way at once in the folder `ground_truth`."""
+    Path(ground_truth, str(os.getpid())).touch()
+    while len(os.listdir(ground_truth)) < int(response):
+        time.sleep(0.01)
+    return Score(1.0, 1.0, 1.0)
+
+
+def deliberate(response: str, ground_truth: str) -> float:
+    """Takes longer than a pool likes, and leaves its process's number."""
+    Path(ground_truth, str(os.getpid())).touch()
+    time.sleep(0.2)
+    return 1.0

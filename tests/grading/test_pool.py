@@ -1,5 +1,6 @@
 """The pool under graders that hang, die, eat memory and print, under Ctrl-C, threads and forks."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -11,15 +12,13 @@ from pathlib import Path
 import pytest
 
 from veritune.core.errors import ConfigError
-from veritune.grading import GradingPool
+from veritune.grading import GradingPool, question_only_score, settle_question_only
 
 from . import graders
 
-FAULTY = f"{graders.__name__}:faulty"
-
 
 def faulty_pool(**settings: object) -> GradingPool:
-    return GradingPool(grader=FAULTY, settle=None, **settings)  # type: ignore[arg-type]
+    return GradingPool(grader=graders.faulty, settle=None, **settings)  # type: ignore[arg-type]
 
 
 def is_alive(process_id: int) -> bool:
@@ -53,15 +52,43 @@ def test_hanging_answers_overlap() -> None:
         assert [score.reward for score in pool.score([("5", "5"), ("6", "5")])] == [1.0, 0.0]
 
 
+def test_slow_answers_are_graded_side_by_side(tmp_path: Path) -> None:
+    """Eight gradings that each wait for the other seven all end: one after another, all would run out of time."""
+    with GradingPool(graders.meet, None, seconds_per_answer=30.0) as pool:
+        assert [score.reward for score in pool.score([("8", str(tmp_path))] * 8)] == [1.0] * 8
+
+
+def test_the_processes_of_slow_rewards_are_kept(tmp_path: Path) -> None:
+    """After the first batch has taught the pool how slow they are, no answer costs a new process."""
+    with GradingPool(graders.deliberate, None, max_workers=4, seconds_per_answer=30.0) as pool:
+        pool.score([("", str(tmp_path))] * 12)
+        known = {worker.process.pid for worker in pool._workers}
+        assert len(known) == 4
+        pool.score([("", str(tmp_path))] * 12)
+        assert {worker.process.pid for worker in pool._workers} == known
+
+
+def test_a_reward_that_its_process_cannot_load_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here_only.py").write_text("def reward(response, ground_truth):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reward = importlib.import_module("here_only").reward
+    (tmp_path / "here_only.py").unlink()
+    with (
+        GradingPool(reward, None) as pool,
+        pytest.raises(ConfigError, match="cannot load the reward: ModuleNotFoundError: No module named 'here_only'"),
+    ):
+        pool.score([("", "")])
+
+
 def test_a_fault_of_one_answer_costs_only_that_answer() -> None:
     pairs = [("5", "5"), ("memory", "5"), ("die", "5"), ("raise", "5"), ("print", "5"), ("6", "6")]
     with faulty_pool(workers=1) as pool:
         scores = pool.score(pairs)
         assert [score.reward for score in scores] == [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
         assert [score.rule for score in scores[1:4]] == [
-            "grader failed: MemoryError",
+            "reward failed: MemoryError",
             "worker died",
-            "grader failed: ValueError",
+            "reward failed: ValueError: a fault",
         ]
         assert pool.grader_timeouts == 0
 
@@ -98,8 +125,9 @@ def test_closing_leaves_no_process_behind() -> None:
 
 PROGRAM = """
 import sys
+from tests.grading.graders import faulty
 from veritune.grading import GradingPool
-pool = GradingPool(grader="tests.grading.graders:faulty", settle=None, seconds_per_answer=30.0)
+pool = GradingPool(grader=faulty, settle=None, seconds_per_answer=30.0)
 pool.score([("5", "5")])
 print(*(worker.process.pid for worker in pool._workers), flush=True)
 if sys.argv[1] == "hang":
@@ -207,8 +235,8 @@ def test_costly_answers_are_graded_by_workers_as_they_are_here() -> None:
         assert [score.reward for score in pool.score(pairs)] == [1.0, 0.0, 0.0, 1.0]
         assert len(pool._workers) == 1
         boxed = GradingPool(
-            grader="veritune.grading.rewards:question_only_score",
-            settle="veritune.grading.rewards:settle_question_only",
+            grader=question_only_score,
+            settle=settle_question_only,
             workers=1,
         )
         with boxed:
@@ -231,8 +259,7 @@ def test_an_empty_batch_is_no_work() -> None:
         ({"workers": 9, "max_workers": 8}, "workers is 9"),
         ({"seconds_per_answer": 0.0}, "seconds_per_answer is 0.0"),
         ({"memory_bytes": 5}, "memory_bytes is 5"),
-        ({"grader": "veritune.grading.rewards:absent"}, "grader is 'veritune.grading.rewards:absent'"),
-        ({"grader": "no_such_module:f"}, "grader is 'no_such_module:f'"),
+        ({"grader": lambda response, ground_truth: 1.0}, "reward is <function <lambda>.*cannot be sent to a grading"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(settings: dict[str, object], message: str) -> None:

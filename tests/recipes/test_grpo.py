@@ -171,13 +171,12 @@ def test_a_batch_without_any_advantage_still_moves_by_momentum_alone(random_poli
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(random_policy, tmp_path, monkeypatch):
     run = RunFolder.create(tmp_path / "run", "", {})
-    real = VowelTask.reward
+    real = grpo.advantages_of
 
-    def poisoned(self, text, truth):
-        score = real(self, text, truth)
-        return dataclasses.replace(score, reward=math.nan) if run.checkpoint_steps() == [2] else score
+    def poisoned(config, rewards):
+        return real(config, rewards) * (math.nan if run.checkpoint_steps() == [2] else 1)
 
-    monkeypatch.setattr(VowelTask, "reward", poisoned)
+    monkeypatch.setattr(grpo, "advantages_of", poisoned)
     with pytest.raises(TrainingError, match=r"step 3 was refused.*loss is nan.*refused.*checkpoint is intact"):
         follow(SMALL, fresh(random_policy), run)
     assert len(run.read_rows("refused", 3)) == 16

@@ -29,6 +29,9 @@ class VowelTask:
     def prompt(self, example):
         return example.question
 
+    def rewards(self, pairs):
+        return [self.reward(*pair) for pair in pairs]
+
     def reward(self, response_text, ground_truth):
         share = sum(response_text.count(vowel) for vowel in ground_truth) / max(len(response_text), 1)
         return Score(reward=share, format_reward=1.0, answer_reward=float(share > 0.2))

@@ -287,7 +287,7 @@ def test_every_gold_of_the_held_out_task_scores_one():
     task = CountdownTask(validation_problems=512, require_all_numbers=True)
     for example in task.examples("validation"):
         gold = next(solutions(example.ground_truth["numbers"], example.ground_truth["target"]))
-        assert task.reward(f" </think> <answer> {gold} </answer>", example.ground_truth).reward == 1.0
+        assert task.rewards([(f" </think> <answer> {gold} </answer>", example.ground_truth)])[0].reward == 1.0
 
 
 def test_splits_never_share_a_multiset_whatever_the_seed():

@@ -57,6 +57,7 @@ def test_a_trace_by_hand():
 def test_about_three_in_ten_careless_traces_are_right():
     task = CountdownTask(train_problems=3000)
     traces = task.traces(seed=0)
-    right = sum(task.reward(response, example.ground_truth).reward == 1 for example, response in traces) / len(traces)
+    scores = task.rewards([(response, example.ground_truth) for example, response in traces])
+    right = sum(score.reward == 1 for score in scores) / len(traces)
     assert right == pytest.approx(0.30, abs=0.03)
     assert traces == task.traces(seed=0) != task.traces(seed=1)

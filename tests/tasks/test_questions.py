@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from veritune.core.config import CommonConfig
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.types import Score
-from veritune.tasks import TASKS, load_task, time_limited
+from veritune.tasks import TASKS, grading_pool, load_task
 from veritune.tasks.countdown import CountdownTask
 from veritune.tasks.data_files import Place
 from veritune.tasks.questions import (
@@ -133,10 +133,10 @@ def test_every_gold_of_a_sample_scores_one_against_itself_in_every_format(name, 
     for example in examples:
         gold = example.ground_truth
         tagged, boxed = f"so </think> <answer> {gold} </answer>", f"so \\boxed{{{gold}}}."
-        assert task.reward(tagged, gold).reward == 1.0, gold
+        assert task.rewards([(tagged, gold)])[0].reward == 1.0, gold
         assert REWARD_FORMATS["r1_zero_strict"].score(tagged, gold).reward == 1.0, gold
         assert REWARD_FORMATS["question_only"].score(boxed, gold).reward == 1.0, gold
-        assert task.reward(tagged.replace("</think>", ""), gold).rule == "format"
+        assert task.rewards([(tagged.replace("</think>", ""), gold)])[0].rule == "format"
 
 
 def value_of(node):
@@ -262,7 +262,8 @@ def test_the_reward_follows_the_prompt_or_is_said(tmp_path):
     ]:
         task = load(task="gsm8k", **settings)
         assert task.stop == stop, settings
-        assert task.reward(right.format(example.ground_truth), example.ground_truth).reward == 1.0, settings
+        (score,) = task.rewards([(right.format(example.ground_truth), example.ground_truth)])
+        assert score.reward == 1.0, settings
     assert reward_format_of("{question} <think>") == "r1_zero" and reward_format_of("{question}") == "question_only"
 
 
@@ -271,8 +272,7 @@ def test_the_strict_format_wants_one_space_between_the_tags():
     lenient = load(task="gsm8k")
     for between, reward in [(" ", 1.0), ("\n", 0.0), ("", 0.0), ("  ", 0.0)]:
         response = f"so </think>{between}<answer> 5 </answer>"
-        assert strict.reward(response, "5").reward == reward
-        assert lenient.reward(response, "5").reward == 1.0
+        assert [task.rewards([(response, "5")])[0].reward for task in (strict, lenient)] == [reward, 1.0]
         settled = settle_r1_zero_strict(response, "5")
         assert settled is None if reward else settled.rule == "format"
 
@@ -325,30 +325,35 @@ def never_settled(response, ground_truth):
 
 
 def test_a_grader_that_hangs_costs_its_answer_and_not_the_run():
-    task = load(task="gsm8k")
-    slow = RewardFormat(hanging_score, f"{__name__}:never_settled", ())
-    began = time.monotonic()
-    with time_limited(dataclasses.replace(task, reward_format=slow)) as limited:
-        assert [limited.reward(response, "1").rule for response in ("a", "hang", "b")] == ["said", "timeout", "said"]
-        assert limited.examples("train") == task.examples("train")
-    assert time.monotonic() - began < 30
+    slow = RewardFormat(hanging_score, never_settled, ())
+    with grading_pool(dataclasses.replace(load(task="gsm8k"), reward_format=slow)) as pool:
+        assert [score.rule for score in pool.score([(each, "1") for each in ("a", "hang", "b")])] == [
+            "said",
+            "timeout",
+            "said",
+        ]
 
 
 def test_the_rewards_within_limits_are_the_rewards():
-    with time_limited(load(task="math")) as limited:
-        for response, gold, reward in [
-            (r"</think> <answer>\sqrt{16}^2 - 4</answer>", "12", None),
-            (r"</think> <answer>\frac{\sqrt{6}-\sqrt{2}}{4}</answer>", r"\frac{\sqrt{6}-\sqrt{2}}{4}", 1.0),
-            ("</think> <answer>5</answer>", "6", 0.0),
-            ("5", "5", 0.0),
-        ]:
-            expected = load(task="math").reward(response, gold)
-            got = limited.reward(response, gold)
-            assert (got.reward, got.rule, got.extracted) == (expected.reward, expected.rule, expected.extracted)
-            assert reward is None or got.reward == reward
+    task = load(task="math")
+    pairs = [
+        (r"</think> <answer>\sqrt{16}^2 - 4</answer>", "12"),
+        (r"</think> <answer>\frac{\sqrt{6}-\sqrt{2}}{4}</answer>", r"\frac{\sqrt{6}-\sqrt{2}}{4}"),
+        ("</think> <answer>5</answer>", "6"),
+        ("5", "5"),
+    ]
+    with grading_pool(task) as pool:
+        got = [(score.reward, score.rule, score.extracted) for score in pool.score(pairs)]
+    assert got == [(score.reward, score.rule, score.extracted) for score in task.rewards(pairs)]
+    assert [reward for reward, _, _ in got][1:] == [1.0, 0.0, 0.0]
 
 
-def test_countdown_needs_no_limit():
-    task = CountdownTask(train_problems=1)
-    with time_limited(task) as limited:
-        assert limited is task
+def test_the_rewards_of_countdown_have_limits_too():
+    truth = {"numbers": [9, 5, 18], "target": 4}
+    with grading_pool(CountdownTask(train_problems=1)) as pool:
+        pairs = [("<answer>18-9-5</answer>", truth), ("<answer>18-9</answer>", truth), ("18", truth), ("", {})]
+        scores = pool.score(pairs)
+        assert pool._workers
+    assert [score.reward for score in scores] == [1.0, 0.1, 0.0, 0.0]
+    assert [score.failed for score in scores] == [False, False, False, True]
+    assert scores[3].rule.startswith("reward failed: DataError: ground truth is {};")

@@ -32,7 +32,6 @@ CHUNK = 512
 """Answers that are graded between two movements of the progress bar."""
 SHOWN_CHARACTERS = 300
 """Of a longer response the end is shown, where its answer stands."""
-COUNTDOWN = f"{score_response.__module__}:{score_response.__qualname__}"
 
 Reward = Literal["r1_zero", "r1_zero_strict", "question_only"]
 
@@ -164,7 +163,7 @@ def _told_reward(config: GradeConfig, name: str) -> str:
 
 def _pool(config: GradeConfig, name: str) -> GradingPool:
     if name == "countdown":  # its one pass over an answer needs no worker
-        return GradingPool(grader=COUNTDOWN, settle=COUNTDOWN)
+        return GradingPool(grader=score_response, settle=score_response)
     return REWARD_FORMATS[name].pool(config.workers, config.seconds_per_answer)
 
 

@@ -25,7 +25,7 @@ from veritune.model.kernels import cpu as cpu_kernels
 from veritune.model.parallel import start_workers
 from veritune.model.policy import choose_device, choose_dtype, load_policy
 from veritune.report import write_report
-from veritune.tasks import load_task, time_limited
+from veritune.tasks import grading_pool, load_task
 from veritune.trainer.loop import Session, examples_of
 from veritune.trainer.trackers import tracking
 
@@ -117,14 +117,14 @@ def _follow(
             run = RunFolder.create(path, to_toml(config), describe_environment(recipe))
         stack.callback(run.unlock)
         listeners = [stack.enter_context(display(run, config)), stack.enter_context(tracking(config, path))]
-        limited = stack.enter_context(time_limited(task))
+        rewards = stack.enter_context(grading_pool(task, config.reward_workers, config.reward_seconds)).score
 
         def listen(row: Row) -> None:
             for listener in listeners:
                 listener(row)
 
         module = importlib.import_module(f"veritune.{RECIPES[recipe][0]}")
-        module.run(Session(config, policy, limited, engine, run, checkpoint, listen, began, workers))
+        module.run(Session(config, policy, task, engine, run, checkpoint, listen, began, workers, rewards))
     write_report([path], path)
     return path
 

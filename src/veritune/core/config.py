@@ -108,6 +108,10 @@ class CommonConfig(EngineConfig):
     """Send the prompt as a user's message in the model's own chat template; the default prompt is then plainer."""
     reward: Literal["r1_zero", "r1_zero_strict", "question_only"] | None = None
     """Where the answer must stand: in <answer> tags or \\boxed{}; default: the tags if the prompt has some."""
+    reward_workers: int = 2
+    """Processes that compute rewards; more are started beside those whose answers take long, up to 16."""
+    reward_seconds: float = 2.0
+    """Time limit of one answer's reward; past it the answer scores 0 and counts as failed."""
     countdown_numbers: Literal[3, 4] = 3
     """Numbers of a generated Countdown problem."""
     require_all_numbers: bool = False
@@ -150,6 +154,8 @@ class CommonConfig(EngineConfig):
         for name in ("question_column", "answer_column"):
             require(self, name, bool(getattr(self, name)), "a column's name")
         require(self, "answer_column", self.answer_column != self.question_column, "another one than question_column")
+        require(self, "reward_workers", 1 <= self.reward_workers <= 16, "between 1 and 16")
+        require(self, "reward_seconds", 0 < self.reward_seconds < math.inf, "positive and finite")
         require(self, "seed", self.seed >= 0, "0 or more")
         require(self, "threads", self.threads is None or self.threads >= 1, "at least 1")
         require(self, "processes", self.processes >= 1, "at least 1")

@@ -29,6 +29,10 @@ class TrainingError(VerituneError, RuntimeError):
     """A training step that was refused, such as one whose loss is not finite."""
 
 
+class RewardError(VerituneError, RuntimeError):
+    """Rewards that all fail: there is nothing to measure or to train on."""
+
+
 class CheckpointError(VerituneError, OSError):
     """A checkpoint or run folder that cannot be written, read or trusted."""
 

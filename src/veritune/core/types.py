@@ -6,7 +6,7 @@ frozen and slotted, so that a stage cannot reach back and change what an earlier
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 FinishReason = Literal["stop", "eos", "length"]
+REWARD_FAILURES = ("timeout", "worker died", "reward failed")
+"""The rules of a Score whose reward ran out of time, lost its process twice, or raised or returned no finite number."""
+Pairs = Sequence[tuple[str, Any]]
+"""Responses, each with the ground truth of its example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,15 @@ class Score:
     """The name of the rule that decided, so that a person can see why an answer was refused."""
     seconds: float = 0.0
 
+    @property
+    def failed(self) -> bool:
+        """Whether the reward itself failed on this response, which then scores 0: the rule says how."""
+        return self.rule.startswith(REWARD_FAILURES)
+
+
+RewardFunction = Callable[[Pairs], list[Score]]
+"""A batch of (response, ground truth) pairs -> their Scores, in order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
@@ -129,8 +142,12 @@ class Task(Protocol):
         """The text that the policy continues."""
         ...
 
-    def reward(self, response_text: str, ground_truth: Any) -> Score:
-        """A pure function of text: a malformed answer scores, it never raises."""
+    def rewards(self, pairs: Pairs) -> list[Score]:
+        """The Scores of (response text, ground truth) pairs, in their order: pure functions of text.
+
+        A malformed answer scores 0. A run calls it in grading processes, for one pair at a time, so that a pair for
+        which it raises or hangs costs no other: `Score.failed`.
+        """
         ...
 
 

@@ -13,11 +13,13 @@ from veritune.grading.rewards import (
     settle_r1_zero,
 )
 from veritune.grading.rules import DEFAULT_POLICY, GradingPolicy
+from veritune.grading.scores import OneByOne
 
 __all__ = [
     "DEFAULT_POLICY",
     "GradingPolicy",
     "GradingPool",
+    "OneByOne",
     "evaluate_arithmetic",
     "extract_answer_tag",
     "extract_boxed",

@@ -6,9 +6,11 @@ others: those behind it are taken away from its worker, and further workers are 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import selectors
 import signal
 import subprocess
@@ -17,14 +19,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from veritune.core.errors import ConfigError
-from veritune.core.types import Score
-from veritune.grading.worker import load_grader
+from veritune.core.types import Pairs, Score
+from veritune.grading.rewards import r1_zero_score, settle_r1_zero
+from veritune.grading.scores import Grader, failed
 
 _POLL_SECONDS = 0.05
 _SLOW_SECONDS = 0.15
@@ -35,7 +38,7 @@ _CHUNK_BYTES = 1 << 15
 """Half of what a pipe holds, so that handing out never waits for a worker that is grading."""
 _GRACE_SECONDS = 0.5
 """How long after its limit a worker that its own alarm has not ended is killed."""
-_START_SECONDS = 30.0
+_START_SECONDS = 60.0
 """How long a worker may take to start."""
 _PROGRAM = "from veritune.grading.worker import main; main()"
 _MAX_ATTEMPTS = 2
@@ -54,27 +57,30 @@ class _Worker:
     received: bytes = b""
     ready: bool = False
     """Whether its program has started; only then does the time of its answer run."""
-    retired: bool = False
-    """Whether it has been slow, and gets no further answers."""
+    slow: bool = False
+    """Whether its answer takes long: others are started beside it."""
+    robbed: bool = False
+    """Whether answers that it was handed have gone to another worker: it ends after the one it is grading."""
 
 
 class GradingPool:
     """Scores (response, ground truth) pairs in processes that are killed at a limit.
 
-    `grader` and `settle` are dotted names, `package.module:function`. `grader(response, ground_truth) -> Score` runs in
-    the workers. `settle(response, ground_truth) -> Score | None` runs here and must be cheap for every input; None
-    sends the answer to a worker. Pairs must be JSON: strings, numbers and lists.
+    `grader(response, ground_truth)` runs in the workers and returns a Score, a dict with `reward` or a number; it is
+    pickled, so it is a function of a module, or a method of an object of a module's class. `settle(response,
+    ground_truth) -> Score | None` runs here and must be cheap for every input; None sends the answer to a worker. Pairs
+    must be JSON: strings, numbers, lists and dicts.
 
     An answer past `seconds_per_answer` scores 0 with the rule "timeout" and is counted in `grader_timeouts`; one whose
-    worker dies twice scores 0 with the rule "worker died". The pool may be used from several threads, and after a fork
-    the child starts workers of its own. Use it as a context manager, or `close()` it; it also closes with the
-    interpreter.
+    worker dies twice scores 0 with the rule "worker died"; one for which the grader raises, or returns no finite
+    number, 0 with the rule "reward failed: ...". The pool may be used from several threads, and after a fork the child
+    starts workers of its own. Use it as a context manager, or `close()` it; it also closes with the interpreter.
     """
 
     def __init__(
         self,
-        grader: str = "veritune.grading.rewards:r1_zero_score",
-        settle: str | None = "veritune.grading.rewards:settle_r1_zero",
+        grader: Grader = r1_zero_score,
+        settle: Callable[[str, Any], Score | None] | None = settle_r1_zero,
         workers: int = 2,
         max_workers: int = 16,
         seconds_per_answer: float = 2.0,
@@ -86,9 +92,9 @@ class GradingPool:
             raise ConfigError(f"seconds_per_answer is {seconds_per_answer}; it must be positive")
         if memory_bytes < 1 << 26:
             raise ConfigError(f"memory_bytes is {memory_bytes}; it must be at least 64 MiB ({1 << 26})")
-        load_grader(grader)  # a wrong name fails here and not in every worker
-        self._grader = grader
-        self._settle: Callable[[str, Any], Score | None] | None = load_grader(settle) if settle else None
+        self._grader = _packed(grader)
+        self._settle = settle
+        self._chunk = _CHUNK
         self._workers_wanted = workers
         self._max_workers = max_workers
         self._seconds = seconds_per_answer
@@ -114,7 +120,7 @@ class GradingPool:
         self._closed = True
         _end(self._workers, self._owner)
 
-    def score(self, pairs: Sequence[tuple[str, Any]]) -> list[Score]:
+    def score(self, pairs: Pairs) -> list[Score]:
         """The Scores of (response, ground truth) pairs, in their order."""
         if self._closed:
             raise ConfigError("this GradingPool is closed; make a new one")
@@ -149,7 +155,7 @@ class GradingPool:
 
     # One batch -------------------------------------------------------------------------------------------------
 
-    def _run(self, pairs: Sequence[tuple[str, Any]], scores: list[Score | None], waiting: deque[int]) -> None:
+    def _run(self, pairs: Pairs, scores: list[Score | None], waiting: deque[int]) -> None:
         attempts = dict.fromkeys(waiting, 0)
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
@@ -159,20 +165,21 @@ class GradingPool:
                 for key, _ in selector.select(timeout=_POLL_SECONDS):
                     self._receive(key.data, scores, waiting, attempts, selector)
                 self._watch(scores, waiting, selector)
+            if self._chunk > 1:  # where every answer is slow, the further workers are wanted in the next batch too
+                for worker in self._workers[self._workers_wanted :]:
+                    self._remove(worker, selector)
 
-    def _hand_out(
-        self, pairs: Sequence[tuple[str, Any]], waiting: deque[int], selector: selectors.BaseSelector
-    ) -> None:
+    def _hand_out(self, pairs: Pairs, waiting: deque[int], selector: selectors.BaseSelector) -> None:
         """Give the idle workers their share of the waiting answers; start workers in the place of slow ones."""
-        idle = [worker for worker in self._workers if not worker.jobs and not worker.retired]
-        slow = sum(worker.retired for worker in self._workers)
+        idle = [worker for worker in self._workers if not worker.jobs]
+        slow = sum(worker.slow for worker in self._workers)
         wanted = min(self._workers_wanted + 6 * slow, self._max_workers, len(self._workers) + len(waiting))
         while len(self._workers) < wanted and len(idle) < len(waiting):
             worker = self._start()
             idle.append(worker)
             selector.register(_output(worker), selectors.EVENT_READ, worker)
         for position, worker in enumerate(idle):
-            share = min(-(-len(waiting) // (len(idle) - position)), _CHUNK)
+            share = min(-(-len(waiting) // (len(idle) - position)), self._chunk)
             message = b""
             while waiting and len(worker.jobs) < share and len(message) < _CHUNK_BYTES:
                 job = waiting.popleft()
@@ -197,10 +204,14 @@ class GradingPool:
         *lines, worker.received = (worker.received + data).split(b"\n")
         for line in lines:
             job, outcome = json.loads(line)
+            if job is None and outcome is not None:
+                raise ConfigError(f"the grading process cannot load the reward: {outcome}")
             worker.ready, worker.since = True, time.monotonic()
             if worker.jobs and job == worker.jobs[0]:
-                scores[worker.jobs.popleft()] = Score(*outcome)
-        if worker.retired and not worker.jobs:
+                scores[worker.jobs.popleft()] = Score(**outcome)
+                self._chunk = 1 if worker.slow else min(2 * self._chunk, _CHUNK)
+                worker.slow = False
+        if worker.robbed and not worker.jobs:
             self._remove(worker, selector)
 
     def _bury(
@@ -223,7 +234,7 @@ class GradingPool:
         elif attempts[job] < _MAX_ATTEMPTS:
             waiting.appendleft(job)
         else:
-            scores[job] = Score(0.0, 0.0, 0.0, None, "worker died")
+            scores[job] = failed("worker died")
 
     def _watch(self, scores: list[Score | None], waiting: deque[int], selector: selectors.BaseSelector) -> None:
         """Take the answers behind a slow one away from its worker, and kill a worker whose alarm did not."""
@@ -232,9 +243,10 @@ class GradingPool:
             if not worker.jobs:
                 continue
             elapsed = now - worker.since
-            if worker.ready and elapsed > _SLOW_SECONDS and not worker.retired:
-                worker.retired = True
+            if worker.ready and elapsed > _SLOW_SECONDS and not worker.slow:
+                worker.slow, self._chunk = True, 1
                 while len(worker.jobs) > 1:
+                    worker.robbed = True
                     waiting.appendleft(worker.jobs.pop())
             if elapsed > (self._seconds + _GRACE_SECONDS if worker.ready else _START_SECONDS):
                 self._remove(worker, selector)
@@ -248,12 +260,12 @@ class GradingPool:
 
     def _time_out(self, job: int, scores: list[Score | None]) -> None:
         self.grader_timeouts += 1
-        scores[job] = Score(0.0, 0.0, 0.0, None, "timeout", self._seconds)
+        scores[job] = failed("timeout", self._seconds)
 
     def _start(self) -> _Worker:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, self._grader, str(self._seconds), str(self._memory_bytes)],
+            [sys.executable, "-c", _PROGRAM, str(self._seconds), str(self._memory_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -261,7 +273,19 @@ class GradingPool:
         )
         worker = _Worker(process)
         self._workers.append(worker)
+        _write(worker, self._grader)
         return worker
+
+
+def _packed(grader: Grader) -> bytes:
+    """The grader as the line that tells a worker of it; ConfigError where another process could not load it."""
+    try:
+        packed = pickle.dumps(grader)
+    except Exception as error:  # whatever an object's own pickling raises
+        raise ConfigError(f"reward is {grader!r:.200}, which cannot be sent to a grading process: {error}") from error
+    if b"__main__" in packed:
+        raise ConfigError(f"reward is {grader!r:.200}; define it in a module, which grading processes can import")
+    return base64.b64encode(packed) + b"\n"
 
 
 def _output(worker: _Worker) -> int:

@@ -6,40 +6,31 @@ long C call. It ends itself when its parent is gone.
 
 from __future__ import annotations
 
-import importlib
+import base64
 import json
 import os
+import pickle
 import resource
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from veritune.core.errors import ConfigError
 from veritune.grading.math.numeric import precise_context
-
-Grader = Callable[[str, Any], Any]
-
-
-def load_grader(dotted_name: str) -> Grader:
-    """The function `package.module:name`; raises ConfigError where there is none."""
-    module, _, name = dotted_name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"grader is {dotted_name!r}; it must name a function as package.module:function") from error
+from veritune.grading.scores import Grader, score_safely
 
 
-def serve(grader: Grader, seconds_per_answer: float, requests: int, replies: BinaryIO) -> None:
+def serve(grader: Grader, seconds_per_answer: float, requests: Iterator[bytes], replies: BinaryIO) -> None:
     """Say that the worker is ready, then grade every request until the input ends or the parent is gone."""
     _reply(replies, None, None)
-    for line in _lines(requests):
+    for line in requests:
         number, response, ground_truth = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, seconds_per_answer)
-        outcome = _grade(grader, response, ground_truth)
+        score = score_safely(grader, response, ground_truth)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        _reply(replies, number, outcome)
+        _reply(replies, number, asdict(score))
 
 
 def _lines(requests: int) -> Iterator[bytes]:
@@ -57,28 +48,25 @@ def _lines(requests: int) -> Iterator[bytes]:
         yield from lines
 
 
-def _reply(replies: BinaryIO, number: int | None, outcome: list[Any] | None) -> None:
+def _reply(replies: BinaryIO, number: int | None, outcome: Any) -> None:
     replies.write(json.dumps([number, outcome]).encode() + b"\n")
     replies.flush()
 
 
-def _grade(grader: Grader, response: str, ground_truth: Any) -> list[Any]:
-    try:
-        score = grader(response, ground_truth)
-    except Exception as error:  # a grader must never end a run: its failure is a score of 0 that says why
-        return [0.0, 0.0, 0.0, None, f"grader failed: {type(error).__name__}", 0.0]
-    return [score.reward, score.format_reward, score.answer_reward, score.extracted, score.rule, score.seconds]
-
-
 def main() -> None:
-    """Arguments: the grader's dotted name, the seconds per answer, the memory limit in bytes."""
-    grader_name, seconds, memory_bytes = sys.argv[1:4]
+    """Arguments: the seconds per answer, the memory limit in bytes. The first line of the input is the grader."""
+    seconds, memory_bytes = sys.argv[1:3]
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends its workers itself
     resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    grader = load_grader(grader_name)
-    precise_context()  # the one slow import, before any answer's time runs
     with os.fdopen(os.dup(1), "wb") as replies:
         os.dup2(2, 1)  # what a grader prints is no reply
-        serve(grader, float(seconds), 0, replies)
+        requests = _lines(0)
+        try:
+            grader = pickle.loads(base64.b64decode(next(requests)))  # the parent's own
+        except Exception as error:
+            _reply(replies, None, f"{type(error).__name__}: {error}")
+            return
+        precise_context()  # the judge's one slow import, before any answer's time runs
+        serve(grader, float(seconds), requests, replies)

@@ -18,6 +18,7 @@ from veritune.trainer.loop import (
     Row,
     Session,
     prepare_optimizer,
+    safe_rewards,
     scheduled_learning_rate,
     supervised_update,
     train,
@@ -82,7 +83,8 @@ def load_pairs(session: Session) -> tuple[list[TokenPair], Row]:
     rows = read_traces(config.traces) if config.traces else task_traces(session.task, config.seed)
     total = len(rows)
     if config.filter_correct:
-        rows = [row for row in rows if _is_correct(session.task, row)]
+        scores = safe_rewards(session, "traces", [_pair(row) for row in rows])
+        rows = [row for row, score in zip(rows, scores, strict=True) if score.answer_reward >= 1]
     kept = len(rows)
     unique = list({(row["prompt"], row["response"]): row for row in rows}.values())
     random.Random(derive_seed(config.seed, 0, "unique examples")).shuffle(unique)
@@ -138,7 +140,7 @@ def read_traces(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_correct(task: Task, row: dict[str, Any]) -> bool:
+def _pair(row: dict[str, Any]) -> tuple[str, Any]:
     if "ground_truth" not in row:
         raise DataError("filter_correct is on, but a trace has no 'ground_truth' to grade its response with")
-    return task.reward(row["response"], row["ground_truth"]).answer_reward >= 1
+    return row["response"], row["ground_truth"]

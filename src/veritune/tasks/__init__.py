@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from veritune.core.config import CommonConfig
 from veritune.core.errors import ConfigError
-from veritune.core.types import Score, Task
+from veritune.core.types import Task
+from veritune.grading import GradingPool, OneByOne
 from veritune.tasks.countdown import CountdownTask
 from veritune.tasks.prompts import load_prompt
 from veritune.tasks.questions import (
@@ -103,18 +102,8 @@ def load_task(config: CommonConfig, notify: Notify = print) -> Task:
     return entry.load(config, config.prompt or (entry.chat_prompt if config.chat else entry.prompt), notify)
 
 
-@contextlib.contextmanager
-def time_limited(task: Task) -> Iterator[Task]:
-    """The task with every reward computed in a process that is killed at its limit of time or memory.
-
-    Only the judge of free-form mathematics can need that; Countdown's reads an answer in one pass.
-    """
-    if not isinstance(task, QuestionTask):
-        yield task
-        return
-    with task.reward_format.pool() as pool:
-
-        def score(response: str, ground_truth: Any) -> Score:
-            return pool.score([(response, ground_truth)])[0]
-
-        yield dataclasses.replace(task, reward_format=dataclasses.replace(task.reward_format, score=score))
+def grading_pool(task: Task, workers: int = 2, seconds_per_answer: float = 2.0) -> GradingPool:
+    """A pool that computes the task's rewards in processes that are killed at an answer's limit of time or memory."""
+    if isinstance(task, QuestionTask):
+        return task.reward_format.pool(workers, seconds_per_answer)
+    return GradingPool(OneByOne(task.rewards), None, workers=workers, seconds_per_answer=seconds_per_answer)

@@ -24,7 +24,7 @@ from typing import Any
 
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.randomness import derive_seed
-from veritune.core.types import Example, Score
+from veritune.core.types import Example, Pairs, Score
 from veritune.grading import evaluate_arithmetic
 from veritune.tasks.countdown_traces import CARELESS, write_trace
 from veritune.tasks.data_files import Place, cell, read_table
@@ -312,9 +312,9 @@ class CountdownTask:
         """The question in the prompt template, such as "Use 9, 5, 18 to make 4.\\n<think>\\n"."""
         return fill_prompt(self._template, example.question)
 
-    def reward(self, response_text: str, ground_truth: Mapping[str, Any]) -> Score:
+    def rewards(self, pairs: Pairs) -> list[Score]:
         """See `score_response`."""
-        return score_response(response_text, ground_truth, self.require_all_numbers)
+        return [score_response(response, ground_truth, self.require_all_numbers) for response, ground_truth in pairs]
 
     def traces(self, seed: int) -> list[tuple[Example, str]]:
         """Each training problem of three numbers with a careless trace: about three in ten are right."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from veritune.core.errors import ConfigError, DataError
-from veritune.core.types import Example, Score
+from veritune.core.types import Example, Pairs, Score
 from veritune.grading import (
     GradingPool,
     extract_answer_tag,
@@ -24,6 +24,8 @@ from veritune.grading import (
     parse_gsm8k_response,
     question_only_score,
     r1_zero_score,
+    settle_question_only,
+    settle_r1_zero,
 )
 from veritune.tasks.data_files import Place, cell, read_table, text_cell
 from veritune.tasks.prompts import fill_prompt
@@ -43,14 +45,13 @@ class RewardFormat:
     """The form in which an answer is looked for, and what a pool needs to judge it within limits."""
 
     score: Callable[[str, Any], Score]
-    settle: str
-    """Dotted name of the function that decides the cheap answers without a worker."""
+    settle: Callable[[str, Any], Score | None]
+    """Decides the cheap answers without a worker."""
     stop: tuple[str, ...]
 
     def pool(self, workers: int = 2, seconds_per_answer: float = 2.0) -> GradingPool:
         """A pool of processes that compute `score` within limits."""
-        grader = f"{self.score.__module__}:{self.score.__qualname__}"
-        return GradingPool(grader, self.settle, workers=workers, seconds_per_answer=seconds_per_answer)
+        return GradingPool(self.score, self.settle, workers=workers, seconds_per_answer=seconds_per_answer)
 
 
 def r1_zero_strict_score(response: str, ground_truth: Any) -> Score:
@@ -66,9 +67,9 @@ def settle_r1_zero_strict(response: str, ground_truth: Any) -> Score | None:
 
 
 REWARD_FORMATS = {
-    "r1_zero": RewardFormat(r1_zero_score, "veritune.grading.rewards:settle_r1_zero", ("</answer>",)),
-    "r1_zero_strict": RewardFormat(r1_zero_strict_score, f"{__name__}:settle_r1_zero_strict", ("</answer>",)),
-    "question_only": RewardFormat(question_only_score, "veritune.grading.rewards:settle_question_only", ()),
+    "r1_zero": RewardFormat(r1_zero_score, settle_r1_zero, ("</answer>",)),
+    "r1_zero_strict": RewardFormat(r1_zero_strict_score, settle_r1_zero_strict, ("</answer>",)),
+    "question_only": RewardFormat(question_only_score, settle_question_only, ()),
 }
 
 
@@ -245,6 +246,6 @@ class QuestionTask:
         """The question in the prompt."""
         return fill_prompt(self.template, example.question)
 
-    def reward(self, response_text: str, ground_truth: Any) -> Score:
-        """The grader's verdict on the answer in the response."""
-        return self.reward_format.score(response_text, ground_truth)
+    def rewards(self, pairs: Pairs) -> list[Score]:
+        """The grader's verdicts on the answers in the responses."""
+        return [self.reward_format.score(response, ground_truth) for response, ground_truth in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -10,26 +11,24 @@ from typing import Any
 
 from veritune.core.errors import EngineError
 from veritune.core.statistics import accuracy_interval, share_interval, unbiased_pass_at_n, wilson_interval
-from veritune.core.types import Completion, Engine, Example, Sampling, Score
+from veritune.core.types import Completion, Engine, Example, RewardFunction, Sampling, Score
 
-RewardFunction = Callable[[str, Any], Score]
 Group = tuple[Example, list[Completion], list[Score]]
 """One example with its n responses and their scores, side by side."""
 
 
 def evaluate(
     engine: Engine,
-    reward_fn: RewardFunction,
+    rewards: RewardFunction,
     examples: Sequence[Example],
     prompts_ids: Sequence[Sequence[int]],
     sampling: Sampling,
 ) -> list[Group]:
     """Generate `sampling.n` responses for each of N prompts and grade them: N groups in the examples' order."""
     completions = engine.generate(prompts_ids, sampling)
-    return [
-        (example, group, [reward_fn(completion.text, example.ground_truth) for completion in group])
-        for example, group in zip(examples, completions, strict=True)
-    ]
+    asked = list(zip(examples, completions, strict=True))
+    scores = iter(rewards([(each.text, example.ground_truth) for example, group in asked for each in group]))
+    return [(example, group, list(itertools.islice(scores, len(group)))) for example, group in asked]
 
 
 def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -50,8 +49,8 @@ def log_generations(groups: Sequence[Group], write: Callable[[list[dict[str, Any
 def summarize(groups: Sequence[Group]) -> dict[str, float | None]:
     """Means over responses: rewards, accuracy with its interval, lengths in tokens, truncation, entropy in nats.
 
-    A mean over no responses, such as the length of the correct ones where none is, is None. Where the grader ran out
-    of time, `grader_timeouts` says how often.
+    A mean over no responses, such as the length of the correct ones where none is, is None. Where rewards failed,
+    `reward_failures` says how many, and `grader_timeouts` how many of them by running out of time.
     """
     scores = [score for _, _, scores in groups for score in scores]
     completions = [completion for _, completions, _ in groups for completion in completions]
@@ -59,7 +58,10 @@ def summarize(groups: Sequence[Group]) -> dict[str, float | None]:
     correct = [length for length, score in zip(lengths, scores, strict=True) if score.answer_reward >= 1]
     incorrect = [length for length, score in zip(lengths, scores, strict=True) if score.answer_reward < 1]
     low, high = accuracy_interval([[score.answer_reward >= 1 for score in scores] for _, _, scores in groups])
-    timeouts = sum(score.rule == "timeout" for score in scores)
+    failures = {
+        "reward_failures": sum(score.failed for score in scores),
+        "grader_timeouts": sum(score.rule == "timeout" for score in scores),
+    }
     return {
         "reward": fmean(score.reward for score in scores),
         "format_reward": fmean(score.format_reward for score in scores),
@@ -71,7 +73,7 @@ def summarize(groups: Sequence[Group]) -> dict[str, float | None]:
         "length_incorrect": fmean(incorrect) if incorrect else None,
         "truncated": fmean(completion.finish_reason == "length" for completion in completions),
         "entropy": sampled_entropy(completions),
-        **({"grader_timeouts": timeouts} if timeouts else {}),
+        **{name: count for name, count in failures.items() if count},
     }
 
 

@@ -9,8 +9,10 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,11 +23,12 @@ from torch import Tensor
 
 from veritune.core.budget import Pace
 from veritune.core.config import CommonConfig
-from veritune.core.errors import CheckpointError, DataError, EngineError, Interrupted, TrainingError
+from veritune.core.errors import CheckpointError, DataError, EngineError, Interrupted, RewardError, TrainingError
 from veritune.core.randomness import derive_seed
 from veritune.core.run_folder import Checkpoint, RunFolder
-from veritune.core.types import Completion, Engine, Example, Sampling, Task
+from veritune.core.types import Completion, Engine, Example, Pairs, RewardFunction, Sampling, Score, Task
 from veritune.engines.weight_check import load_proven_weights
+from veritune.grading import OneByOne
 from veritune.model.parallel import ALONE, Workers, share_rows
 from veritune.model.policy import Policy, checkpoint_activations, encode_prompts, save_policy, trained_parameters
 from veritune.trainer.evaluate import Group, evaluate, log_generations
@@ -192,6 +195,8 @@ class Session:
     """When the work began, loading included, on the clock of `time.perf_counter`."""
     workers: Workers = ALONE
     """The processes that share the work; this one alone by default."""
+    rewards: RewardFunction | None = None
+    """The task's rewards in processes with limits; by default they are computed here."""
 
     @property
     def device(self) -> torch.device:
@@ -238,9 +243,22 @@ def sample_and_grade(
     """n graded responses for each example, from the weights that the engine was given last, proved to be `version`."""
     prompts_ids = encode_prompts(session.policy, map(session.task.prompt, examples))
     sampling = sampling_of(session.config, step, purpose, stop=session.task.stop, n=n)
-    groups = evaluate(session.engine, session.task.reward, examples, prompts_ids, sampling)
+    groups = evaluate(session.engine, partial(safe_rewards, session, f"step {step}"), examples, prompts_ids, sampling)
     require_version([completions for _, completions, _ in groups], version)
     return groups
+
+
+def safe_rewards(session: Session, where: str, pairs: Pairs) -> list[Score]:
+    """The Scores of pairs: 0 where the reward failed, with a warning on stderr; RewardError where all of them did."""
+    scores = (session.rewards or OneByOne(session.task.rewards).here)(pairs)
+    reasons = Counter(score.rule for score in scores if score.failed)
+    if reasons:
+        reason, failures = reasons.most_common(1)[0][0], reasons.total()
+        if failures == len(scores):
+            raise RewardError(f"{where}: all {failures} rewards failed; most often by: {reason}")
+        line = f"warning: {where}: {failures} of {len(scores)} rewards failed and count as 0; most often by: {reason}"
+        print(line, file=sys.stderr, flush=True)
+    return scores
 
 
 def validate(session: Session, step: int) -> Row:
