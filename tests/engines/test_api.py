@@ -99,6 +99,16 @@ def test_text_goes_out_and_streamed_text_comes_back_in_place(serve, random_polic
     assert len(set(seeds)) == 6 and all(0 <= seed < 2**31 for seed in seeds)
 
 
+def test_the_bos_that_the_endpoint_adds_by_itself_is_not_sent(serve, random_policy, monkeypatch):
+    tag = random_policy.tokenizer.convert_tokens_to_ids("<think>")
+    monkeypatch.setattr(api, "bos_ids", lambda tokenizer: (tag,))
+    endpoint, engine = serve(lambda payload, attempt: [piece("", "stop"), "[DONE]"])
+    ids = random_policy.encode("two")
+    for prompt in ([tag, *ids], ids, [tag, tag, *ids]):
+        engine.generate([prompt], Sampling(max_tokens=7))
+    assert [request["prompt"] for request in endpoint.requests] == ["two", "two", "<think>two"]
+
+
 def test_a_stop_string_is_found_across_pieces_and_hung_up_on(serve):
     def script(payload, attempt):
         yield from (piece("<answer> 5 </ans"), piece("wer> and"))

@@ -23,7 +23,7 @@ from veritune.core.run_folder import Checkpoint, RunFolder
 from veritune.engines import create_engine
 from veritune.model.kernels import cpu as cpu_kernels
 from veritune.model.parallel import start_workers
-from veritune.model.policy import choose_device, choose_dtype, load_policy
+from veritune.model.policy import Policy, choose_device, choose_dtype, load_policy
 from veritune.report import write_report
 from veritune.tasks import grading_pool, load_task
 from veritune.trainer.loop import Session, examples_of
@@ -103,7 +103,7 @@ def _follow(
     task = load_task(config)
     examples_of(task, "validation")  # a file that cannot be read is refused before a folder is made for the run
     name = str(checkpoint.folder) if checkpoint else config.policy
-    policy = load_policy(name, device=device, dtype=dtype, chat=config.chat)
+    policy = load_policy(name, device=device, dtype=dtype, chat=config.chat, bos=config.bos)
     with contextlib.ExitStack() as stack:
         workers = start_workers(policy, config.processes)
         stack.callback(workers.close)
@@ -114,7 +114,7 @@ def _follow(
             run.lock()
             run.forget_after(checkpoint.step if checkpoint else -1)
         else:
-            run = RunFolder.create(path, to_toml(config), describe_environment(recipe))
+            run = RunFolder.create(path, to_toml(config), describe_environment(recipe, policy))
         stack.callback(run.unlock)
         listeners = [stack.enter_context(display(run, config)), stack.enter_context(tracking(config, path))]
         rewards = stack.enter_context(grading_pool(task, config.reward_workers, config.reward_seconds)).score
@@ -129,10 +129,11 @@ def _follow(
     return path
 
 
-def describe_environment(recipe: str) -> dict[str, Any]:
-    """What a run was made with: versions, git revision, hardware, and whether `cpu_kernels` were compiled."""
+def describe_environment(recipe: str, policy: Policy) -> dict[str, Any]:
+    """What a run was made with: BOS, versions, git revision, hardware, and whether `cpu_kernels` were compiled."""
     return {
         "recipe": recipe,
+        "bos": policy.tokenizer.decode(list(policy.bos)),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),

@@ -106,6 +106,8 @@ class CommonConfig(EngineConfig):
     """A template's name (compact, r1_zero, question_only, …) or a file with {question} in it; default: the task's."""
     chat: bool = False
     """Send the prompt as a user's message in the model's own chat template; the default prompt is then plainer."""
+    bos: Literal["auto", "always", "never"] = "auto"
+    """Start prompts with the tokenizer's BOS token; auto does where the tokenizer itself does, but not with chat."""
     reward: Literal["r1_zero", "r1_zero_strict", "question_only"] | None = None
     """Where the answer must stand: in <answer> tags or \\boxed{}; default: the tags if the prompt has some."""
     reward_workers: int = 2

@@ -16,6 +16,7 @@ from veritune.core.errors import EngineError
 from veritune.core.randomness import derive_seed
 from veritune.core.types import Completion, FinishReason, Sampling
 from veritune.engines.http import EndpointError, post_events
+from veritune.model.policy import bos_ids
 
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
@@ -43,6 +44,7 @@ class APIEngine:
         root = url.rstrip("/")
         self.url = f"{root}/completions" if root.endswith("/v1") else f"{root}/v1/completions"
         self.tokenizer, self.model = tokenizer, model
+        self._bos = bos_ids(tokenizer)  # which the endpoint puts before a text by itself
         self.api_key, self.concurrency, self.retries, self.seconds = api_key, concurrency, retries, seconds
         self._closed = threading.Event()
         self._encoding = threading.Lock()  # a tokenizer that encodes in two threads at once may refuse
@@ -92,7 +94,7 @@ class APIEngine:
     def _ask(self, prompt: Sequence[int], sampling: Sampling, index: int, sibling: int) -> Completion:
         payload = {
             "model": self.model,
-            "prompt": self._decode(prompt),
+            "prompt": self._decode(prompt[1:] if tuple(prompt[:1]) == self._bos else prompt),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

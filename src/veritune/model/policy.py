@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
@@ -41,6 +41,7 @@ from transformers.utils import logging as transformers_logging
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
+BosChoice = Literal["auto", "always", "never"]
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "assets" / "embedded_policy"
 
 
@@ -105,6 +106,8 @@ class Policy:
     context_length: int
     chat: bool = False
     """Whether a prompt is sent as a user's message in the tokenizer's chat template."""
+    bos: tuple[int, ...] = ()
+    """The id that every prompt starts with; () for none."""
 
     @property
     def end_of_response(self) -> int:
@@ -112,7 +115,7 @@ class Policy:
         return self.tokenizer.eos_token_id if self.tokenizer.eos_token_id is not None else min(self.eos_ids)
 
     def encode(self, text: str) -> list[int]:
-        """Prompt text to ids, (L,), without special tokens: a template says itself what it starts with."""
+        """Text to ids, (L,), without special tokens: `encode_prompts` puts BOS before prompts."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -140,11 +143,16 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load_policy(
-    name: str, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32, chat: bool = False
+    name: str,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    chat: bool = False,
+    bos: BosChoice = "auto",
 ) -> Policy:
     """Load "embedded", a folder, or a hub id; with `chat`, prompts are sent in its chat template.
 
-    Raises ConfigError if there is no such model, it cannot stop, or it has no chat template where one is wanted.
+    Raises ConfigError if there is no such model, it cannot stop, or it lacks a chat template or BOS that is wanted.
     """
     location = _locate(name, "policy")
     try:
@@ -155,8 +163,20 @@ def load_policy(
         raise ConfigError(f"policy {name!r} cannot be loaded: {reason}") from error
     if chat and not tokenizer.chat_template:
         raise ConfigError(f"chat is True, but the tokenizer of policy {name!r} has no chat template; leave chat off")
+    if bos == "always" and tokenizer.bos_token_id is None:
+        raise ConfigError(f"bos is 'always', but the tokenizer of policy {name!r} has no BOS token; use auto or never")
     model.to(device or torch.device("cpu")).eval()
-    return replace(as_policy(model, tokenizer, name), chat=chat)
+    return replace(as_policy(model, tokenizer, name), chat=chat, bos=bos_ids(tokenizer, bos, chat))
+
+
+def bos_ids(tokenizer: Any, choice: BosChoice = "auto", chat: bool = False) -> tuple[int, ...]:
+    """The id that prompts start with, or (): BOS always, never, or (auto) where the tokenizer puts it before a text.
+
+    A chat template states its own beginning, so auto leaves that alone.
+    """
+    bos = tokenizer.bos_token_id
+    added = choice == "auto" and not chat and bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
+    return (bos,) if choice == "always" or added else ()
 
 
 def load_skeleton(name: str) -> Any:
@@ -253,8 +273,9 @@ def as_message(policy: Policy, prompt: str) -> str:
 
 
 def encode_prompts(policy: Policy, prompts: Iterable[str]) -> list[list[int]]:
-    """Prompt texts to ids; a prompt that leaves no room for one response token is a DataError."""
+    """Prompt texts to ids, each with the policy's BOS once; DataError for one that leaves no room for a response."""
     encoded = [policy.encode(as_message(policy, prompt) if policy.chat else prompt) for prompt in prompts]
+    encoded = [ids if tuple(ids[:1]) == policy.bos else [*policy.bos, *ids] for ids in encoded]
     for index, ids in enumerate(encoded):
         if len(ids) >= policy.context_length:
             raise DataError(
