@@ -9,21 +9,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import dataclasses
 import importlib
-import inspect
+import itertools
 import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
+import click
 
 from veritune import __version__
 from veritune.core import config as configs
 from veritune.core.errors import VerituneError
+from veritune.core.tables import flatten, overlay, tables
 
 
 @dataclass(frozen=True)
@@ -86,51 +87,69 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point of `veritune`. Exit codes: 2 for settings, 1 for failures, 130 for Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
-    build_app(chosen)(arguments, prog_name="veritune")
+    build_app().main(sys.argv[1:] if arguments is None else arguments, prog_name="veritune")
 
 
-def build_app(chosen: str | None = None) -> typer.Typer:
-    """The app. Only the `chosen` command gets its flags, so that `veritune --help` imports none of them."""
-    app = typer.Typer(
+def build_app() -> click.Group:
+    """The app. A command gets its flags when it is parsed, so that `veritune --help` imports none of them."""
+    app = App(
         help="Post-train reasoning language models with verified rewards.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     )
-    app.callback()(_version_option)
+    click.version_option(__version__, message="%(version)s", help="Print the version and exit.")(app)
     for name, command in COMMANDS.items():
-        function = _with_flags(name, command) if name == chosen else _placeholder
-        app.command(name, help=command.help)(function)
+        app.add_command(ConfigCommand(name, command))
     return app
 
 
-def _version_option(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
-) -> None:
-    if version:
-        print(__version__)
-        raise typer.Exit
+class App(click.Group):
+    """Lists the commands in the table's order."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
 
 
-def _placeholder() -> None:
-    raise AssertionError("a command that was not chosen cannot run")
+class ConfigCommand(click.Command):
+    """A command with one flag for each setting of its config, those of the chosen tables included."""
 
+    def __init__(self, name: str, command: Command) -> None:
+        super().__init__(name, help=command.help, callback=self._call)
+        self.command = command
+        self.settings: dict[str, configs.Setting] = {}
+        """Each setting by the name of its parameter, which has no dots."""
 
-def _with_flags(name: str, command: Command) -> Callable[..., None]:
-    """A function whose signature has one flag a field, from which Typer makes the command."""
-    config_class, function = _load(command.config), _load(command.function)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _exit_cleanly(lambda: self._read_settings(args), "--debug" in args)
+        return super().parse_args(ctx, args)
 
-    def call(debug: bool, config: Path | None = None, **flags: Any) -> None:
-        given = {field: value for field, value in flags.items() if value is not None}
-        _exit_cleanly(lambda: function(_resolve(name, config_class, config, given)), debug)
+    def _read_settings(self, args: Sequence[str]) -> None:
+        config_class = _load(self.command.config)
+        file = _last_given(args, "--config")
+        chosen = flatten(configs.read_toml(Path(file))) if file else {}
+        for table in tables(config_class):
+            if given := _last_given(args, _flag(table.choice)):
+                chosen[table.choice] = given
+        found = configs.settings(config_class, chosen)
+        self.settings = {setting.name.replace(".", "__"): setting for setting in found}
+        self.params = [
+            *(_parameter(name, setting) for name, setting in self.settings.items()),
+            click.Option(["--config"], help="A TOML file of these settings; flags go over it.", metavar="FILE"),
+            click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
+        ]
 
-    call.__signature__ = inspect.Signature(_parameters(config_class))  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in _parameters(config_class)}
-    return call
+    def _call(self, debug: bool, config: str | None = None, **flags: Any) -> None:
+        given = {
+            self.settings[name].name: _from_flag(self.settings[name].kind, value)
+            for name, value in flags.items()
+            if value not in (None, ())
+        }
+        _exit_cleanly(lambda: _load(self.command.function)(self._resolve(config, given)), debug)
+
+    def _resolve(self, file: str | None, given: Mapping[str, Any]) -> Any:
+        """The file's settings with the flags over them, as a config."""
+        config_class = _load(self.command.config)
+        values = overlay(config_class, flatten(configs.read_toml(Path(file))) if file else {}, given)
+        return configs.from_mapping(config_class, values, file if file and not given else str(self.name))
 
 
 def _load(name: str) -> Any:
@@ -138,39 +157,29 @@ def _load(name: str) -> Any:
     return getattr(importlib.import_module(f"veritune.{module}"), attribute)
 
 
-def _parameters(config_class: type) -> list[inspect.Parameter]:
-    documentation, kinds = configs.field_documentation(config_class), configs.field_types(config_class)
-    parameters = []
-    for field in _nearest_first(config_class):
-        kind, text = kinds[field.name], documentation[field.name]
-        if field.metadata.get("argument"):
-            required = field.default is dataclasses.MISSING
-            default: Any = typer.Argument(... if required else field.default, help=text, metavar=field.name.upper())
-        else:
-            default = typer.Option(
-                None,
-                *_flag_names(field.name, kind),
-                help=f"{text}{_allowed(kind)} [{_shown_default(field)}]",
-                metavar=_metavar(kind),
-                show_default=False,
-            )
-        parameters.append(_parameter(field.name, _flag_type(kind, bool(field.metadata.get("argument"))), default))
-    from_file = typer.Option(None, "--config", help="A TOML file of these settings; flags go over it.", metavar="FILE")
-    debug = typer.Option(False, "--debug", help="Show the traceback of an error.")
-    return [*parameters, _parameter("config", Path | None, from_file), _parameter("debug", bool, debug)]
+def _last_given(args: Sequence[str], flag: str) -> str | None:
+    """The value of a flag, before there is a parser to ask."""
+    values = [after for arg, after in itertools.pairwise(args) if arg == flag]
+    values += [arg.removeprefix(f"{flag}=") for arg in args if arg.startswith(f"{flag}=")]
+    return values[-1] if values else None
 
 
-def _nearest_first(config_class: type) -> list[dataclasses.Field]:
-    """The fields that the class itself declares, then its parents': what a command is about comes first in its help."""
-    distance: dict[str, int] = {}
-    for steps, parent in enumerate(config_class.__mro__):
-        for name in inspect.get_annotations(parent):
-            distance.setdefault(name, steps)
-    return sorted(dataclasses.fields(config_class), key=lambda field: distance[field.name])
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _parameter(name: str, setting: configs.Setting) -> click.Parameter:
+    kind, text, required = _without_none(setting.kind), setting.documentation, setting.default is dataclasses.MISSING
+    many = typing.get_origin(kind) is tuple
+    if setting.is_argument:
+        metavar = setting.name.upper() + ("..." if many else "")
+        return click.Argument([name], required=required, nargs=-1 if many else 1, help=text, metavar=metavar)
+    flag = _flag(setting.name)
+    shown = f"{text}{_allowed(kind)} [{_shown_default(setting.default)}]"
+    if kind is bool:
+        return click.Option([name, f"{flag}/{_flag('no-' + setting.name)}"], default=None, help=shown)
+    # Every value is read here and not by the option parser, whose errors do not say what was given.
+    return click.Option([name, flag], multiple=many, help=shown, metavar=_metavar(kind))
 
 
 def _without_none(kind: Any) -> Any:
@@ -179,60 +188,36 @@ def _without_none(kind: Any) -> Any:
     return kind
 
 
-def _flag_type(kind: Any, is_argument: bool) -> Any:
-    kind = _without_none(kind)
-    if is_argument:
-        return list[Path] if typing.get_origin(kind) is tuple else kind
-    # Numbers are read here and not by the option parser, whose errors do not say what was given.
-    return kind | None if kind in (bool, Path) else str | None
-
-
-def _flag_names(name: str, kind: Any) -> list[str]:
-    flag = name.replace("_", "-")
-    return [f"--{flag}/--no-{flag}"] if kind is bool else [f"--{flag}"]
-
-
-def _metavar(kind: Any) -> str | None:
-    kind = _without_none(kind)
+def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         return "A,B,…"
-    names = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
-    return None if kind is bool else names.get(kind, "NAME")
+    return {int: "N", float: "X", Path: "PATH", str: "TEXT"}.get(kind, "NAME")
 
 
 def _allowed(kind: Any) -> str:
-    kind = _without_none(kind)
     return f" One of {', '.join(map(str, typing.get_args(kind)))}." if typing.get_origin(kind) is typing.Literal else ""
 
 
-def _shown_default(field: dataclasses.Field) -> str:
-    if field.default is dataclasses.MISSING:
+def _shown_default(default: Any) -> str:
+    if default is dataclasses.MISSING:
         return "required"
-    if isinstance(field.default, bool):
-        return "on" if field.default else "off"
-    if isinstance(field.default, tuple):
-        return ",".join(map(str, field.default)) or "none"
-    return "unset" if field.default in (None, "") else str(field.default)
-
-
-def _resolve(name: str, config_class: type, file: Path | None, flags: Mapping[str, Any]) -> Any:
-    """The file's settings with the flags over them, as a config."""
-    kinds = configs.field_types(config_class)
-    values = configs.read_toml(file) if file else {}
-    for field, value in flags.items():
-        values[field] = _from_flag(kinds[field], value)
-    return configs.from_mapping(config_class, values, str(file) if file and not flags else name)
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, tuple):
+        return ",".join(map(str, default)) or "none"
+    return "unset" if default in (None, "") else str(default)
 
 
 def _from_flag(kind: Any, value: Any) -> Any:
     """Text from the command line as plain data of the field's kind, as far as it reads as such."""
     kind = _without_none(kind)
-    if typing.get_origin(kind) is tuple and isinstance(value, str):
+    if typing.get_origin(kind) is tuple:  # a flag may be given several times, and each time hold several
         item = typing.get_args(kind)[0]
-        return [_from_flag(item, part.strip()) for part in value.split(",") if part.strip()]
+        parts = [part.strip() for each in value for part in ([each] if item is Path else each.split(","))]
+        return [_from_flag(item, part) for part in parts if part]
     if typing.get_origin(kind) is typing.Literal:
         return next((allowed for allowed in typing.get_args(kind) if str(allowed) == value), value)
-    if kind in (int, float) and isinstance(value, str):
+    if kind in (int, float):
         try:
             return kind(value)
         except ValueError:
@@ -245,13 +230,13 @@ def _exit_cleanly(action: Callable[[], int | None], debug: bool) -> None:
     try:
         code = action()
     except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        raise typer.Exit(130) from None
+        click.echo("stopped", err=True)
+        raise click.exceptions.Exit(130) from None
     except Exception as error:
         if debug:
             traceback.print_exc()
         message = str(error) if isinstance(error, VerituneError) else f"{type(error).__name__}: {error} (see --debug)"
-        typer.echo(f"error: {' '.join(message.split())}", err=True)
-        raise typer.Exit(error.exit_code if isinstance(error, VerituneError) else 1) from None
+        click.echo(f"error: {' '.join(message.split())}", err=True)
+        raise click.exceptions.Exit(error.exit_code if isinstance(error, VerituneError) else 1) from None
     if code:
-        raise typer.Exit(code)
+        raise click.exceptions.Exit(code)

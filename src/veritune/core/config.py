@@ -1,4 +1,4 @@
-"""Flat, frozen configuration dataclasses: to TOML, from TOML, and their documentation.
+"""Frozen configuration dataclasses: to TOML, from TOML, and their documentation.
 
 A recipe's dataclass is the only place of a default and of its one-line docstring (the string under the field). The
 command line, the run folder and the experiment files all go through here.
@@ -15,11 +15,13 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from veritune.core.errors import ConfigError
+from veritune.core.registry import allowed_words
+from veritune.core.tables import flatten, tables
 
 Config = TypeVar("Config")
 
@@ -219,13 +221,31 @@ def require(config: Any, field: str, holds: bool, allowed: str) -> None:
         raise ConfigError(f"{field} is {getattr(config, field)!r}; it must be {allowed}")
 
 
+def fill_tables(config: Any) -> None:
+    """Give every table that is None its defaults; refuse one that does not belong to the choice."""
+    for each in tables(type(config)):
+        chosen, given = getattr(config, each.choice), getattr(config, each.field)
+        settings_class = each.settings_class(chosen)
+        if given is None:
+            # The config is frozen against everyone else.
+            object.__setattr__(config, each.field, _build(settings_class, {}, each.choice, f"{each.name}."))
+        elif type(given) is not settings_class:
+            raise ConfigError(f"{each.field} is {given!r}; {each.choice} {chosen!r} takes {settings_class.__name__}")
+
+
+# --- Documentation and types -------------------------------------------------------------------------------------
+
+
 def field_documentation(config_class: type) -> dict[str, str]:
-    """The docstring under each field, inherited ones included."""
+    """The docstring under each field, inherited ones included; empty where a class has no source."""
     documentation: dict[str, str] = {}
     for parent in reversed(config_class.__mro__):
         if not dataclasses.is_dataclass(parent):
             continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        try:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        except OSError:
+            continue
         assert isinstance(definition, ast.ClassDef)
         for statement, following in zip(definition.body, definition.body[1:], strict=False):
             if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
@@ -241,21 +261,88 @@ def field_types(config_class: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
 
 
-def from_mapping(config_class: type[Config], values: Mapping[str, Any], source: str) -> Config:
-    """Build a config from plain values, such as a TOML table. Raises ConfigError naming `source` and the field."""
-    kinds = field_types(config_class)
-    unknown = sorted(set(values) - set(kinds))
-    if unknown:
-        raise ConfigError(f"{source}: unknown setting {unknown[0]!r}; allowed are {', '.join(kinds)}")
-    converted = {name: convert(kinds[name], value, f"{source}: {name}") for name, value in values.items()}
-    missing = [
-        field.name
-        for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
-        if field.default is dataclasses.MISSING and field.name not in values
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting as it is documented: a field of a config, or of one of its tables."""
+
+    name: str
+    """Its name, such as seed or engine.max_rows."""
+    kind: Any
+    default: Any
+    """dataclasses.MISSING where it has none."""
+    documentation: str
+    is_argument: bool = False
+    """Whether it is given without a flag."""
+
+
+def settings(config_class: type, chosen: Mapping[str, Any]) -> list[Setting]:
+    """Every setting of a config, those of the tables that `chosen` (names to values) or the defaults choose last.
+
+    The fields that the class itself declares come first, then its parents': first comes what the class is about.
+    """
+    own = tables(config_class)
+    nested = [
+        dataclasses.replace(setting, name=f"{each.name}.{setting.name}")
+        for each in own
+        for setting in settings(each.settings_class(chosen.get(each.choice, each.default)), {})
     ]
-    if missing:
-        raise ConfigError(f"{source}: setting {missing[0]!r} is missing; it has no default")
-    return config_class(**converted)
+    distance: dict[str, int] = {}
+    for steps, parent in enumerate(config_class.__mro__):
+        for name in inspect.get_annotations(parent):
+            distance.setdefault(name, steps)
+    documentation, kinds = field_documentation(config_class), field_types(config_class)
+    hidden = {each.field for each in own}
+    return [
+        Setting(
+            field.name,
+            kinds[field.name],
+            field.default,
+            documentation.get(field.name, ""),
+            bool(field.metadata.get("argument")),
+        )
+        for field in sorted(dataclasses.fields(config_class), key=lambda field: distance[field.name])
+        if field.name not in hidden
+    ] + nested
+
+
+# --- From and to TOML --------------------------------------------------------------------------------------------
+
+
+def from_mapping(config_class: type[Config], values: Mapping[str, Any], source: str) -> Config:
+    """Build a config from plain values, such as TOML's. Raises ConfigError naming `source` and the setting."""
+    values, filled = flatten(values), dict[str, Any]()
+    for each in tables(config_class):
+        chosen = convert(str, values.get(each.choice, each.default), f"{source}: {each.choice}")
+        prefix = f"{each.name}."
+        inner = {name.removeprefix(prefix): values.pop(name) for name in list(values) if name.startswith(prefix)}
+        filled[each.field] = _build(each.settings_class(chosen), inner, f"{source}: {each.choice} {chosen}", prefix)
+    return _build(config_class, values, source, filled=filled)
+
+
+def _build(
+    config_class: type[Config],
+    values: Mapping[str, Any],
+    source: str,
+    prefix: str = "",
+    filled: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Config:
+    """A config of plain `values`, with its tables `filled`; `prefix` stands before every name in an error."""
+    fields = {f.name: f for f in dataclasses.fields(config_class) if f.name not in filled}  # type: ignore[arg-type]
+    kinds = field_types(config_class)
+    for name in values:
+        if name not in fields:
+            allowed = allowed_words(f"{prefix}{name}", [f"{prefix}{field}" for field in fields])
+            raise ConfigError(f"{source}: unknown setting {prefix + name!r}; {allowed}")
+    converted = {name: convert(kinds[name], value, f"{source}: {prefix}{name}") for name, value in values.items()}
+    for name, field in fields.items():
+        if name not in values and field.default is dataclasses.MISSING:
+            raise ConfigError(f"{source}: setting {prefix + name!r} is missing; it has no default")
+    try:
+        return config_class(**converted, **filled)
+    except ConfigError as error:
+        if not prefix:
+            raise
+        raise ConfigError(f"{prefix}{error}") from None
 
 
 def convert(kind: Any, value: Any, name: str) -> Any:
@@ -268,7 +355,7 @@ def convert(kind: Any, value: Any, name: str) -> Any:
         return convert(kind, value, name)
     if origin is typing.Literal:
         if value not in arguments:
-            raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(map(str, arguments))}")
+            raise ConfigError(f"{name} is {value!r}; {allowed_words(value, arguments)}")
         return value
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, (list, tuple)):
@@ -298,14 +385,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def to_toml(config: Any) -> str:
     """A config as TOML, every field resolved; a field that is None is left out, and None must be its default."""
+    own = tables(type(config))
+    inside = {each.field for each in own} | {each.choice for each in own if each.choice == each.name}
+    text = _toml_lines(config, inside)
+    for each in own:
+        name = f"name = {_toml_value(getattr(config, each.choice))}\n" if each.choice == each.name else ""
+        text += f"\n[{each.name}]\n{name}{_toml_lines(getattr(config, each.field))}"
+    return text
+
+
+def _toml_lines(config: Any, left_out: Collection[str] = ()) -> str:
     lines = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value is None:
             assert field.default is None, f"{field.name} is None, which TOML cannot say"
-            continue
-        lines.append(f"{field.name} = {_toml_value(value)}")
-    return "\n".join(lines) + "\n"
+        elif field.name not in left_out:
+            lines.append(f"{field.name} = {_toml_value(value)}\n")
+    return "".join(lines)
 
 
 def _toml_value(value: Any) -> str:

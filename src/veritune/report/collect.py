@@ -16,6 +16,7 @@ from veritune.core.config import read_toml
 from veritune.core.errors import DataError
 from veritune.core.run_folder import RunFolder
 from veritune.core.statistics import Estimate, mean_estimate
+from veritune.core.tables import flatten
 
 Row = Mapping[str, Any]
 
@@ -148,7 +149,7 @@ def collect_run(path: Path) -> Run:
     batches = [read_batch(folder, "rollouts", step, faults) for step in shown]
     return Run(
         path=path,
-        config=read_toml(path / "config.toml"),
+        config=flatten(read_toml(path / "config.toml")),
         environment=_environment(path, faults),
         rows=_rows(folder),
         before=before,

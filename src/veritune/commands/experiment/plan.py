@@ -3,7 +3,7 @@
     question = "What does a baseline buy?"             # in words
     recipe = "grpo"                                    # of every cell that names no other
     settings = { steps = 40 }                          # what all cells change of the scale's base settings
-    grid = { learning_rate = [1e-4, 1e-3] }            # every combination is a cell
+    grid = { learning_rate = [1e-4, 1e-3], engine.max_rows = [64, 512] }   # every combination is a cell
     cells = { sft = { recipe = "sft" }, rl = { policy = "cell:sft" } }     # and so is every one of these,
     cells.zero_shot = { recipe = "eval", grid = { max_tokens = [64, 128] } }   # which may have a grid of its own
     focus = { best = 2, steps = 80 }                   # then the best settings again, changed so
@@ -26,6 +26,7 @@ from typing import Any, Literal
 from veritune.commands.launch import RECIPES, config_class
 from veritune.core.config import CommonConfig, from_mapping, read_toml
 from veritune.core.errors import ConfigError
+from veritune.core.tables import flatten, overlay
 
 Scale = Literal["embedded", "paper"]
 Settings = Mapping[str, Any]
@@ -105,8 +106,11 @@ def load_experiment(name_or_path: str, scale: Scale) -> Experiment:
         raise ConfigError(f"experiment is {name_or_path!r}; it must be one of {known}, or the path of a TOML file")
     values = read_toml(path)
     merged = {key: value for key, value in values.items() if key not in ("embedded", "paper")}
+    for key in merged.keys() & {"settings", "grid", "focus"}:
+        merged[key] = flatten(_table(merged, key, path))
     for key, value in _table(values, scale, path).items():
-        merged[key] = {**_table(merged, key, path), **value} if isinstance(value, dict) else value
+        own = flatten(value) if isinstance(value, dict) and key != "cells" else value
+        merged[key] = {**_table(merged, key, path), **own} if isinstance(own, dict) else own
     unknown = sorted(set(merged) - set(KEYS))
     if unknown:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; allowed are {', '.join(KEYS)}, embedded, paper")
@@ -140,8 +144,9 @@ def _cell_settings(merged: Settings, path: Path) -> dict[str, Settings]:
     changed = _grid_points("", _table(merged, "grid", path), path) if "grid" in merged else {}
     for name in cells:
         values = _table(cells, name, path)
-        own = {key: value for key, value in values.items() if key != "grid"}
-        points = _grid_points(f"{_word(name)},", _table(values, "grid", path), path) if "grid" in values else None
+        own = flatten({key: value for key, value in values.items() if key != "grid"})
+        grid = flatten(_table(values, "grid", path))
+        points = _grid_points(f"{_word(name)},", grid, path) if grid else None
         if not isinstance(own.get("recipe", ""), str):
             raise ConfigError(f"{path}: cells.{name}.recipe is {own['recipe']!r}; it must be a name")
         named = {_word(name): own} if points is None else {key: {**own, **point} for key, point in points.items()}
@@ -179,7 +184,7 @@ def base_settings(scale: Scale, recipe: str, problems: str | None) -> Settings:
         raise ConfigError(f"problems is {chosen!r}; at scale {scale} they must be one of {allowed}")
     if recipe not in table["recipes"]:
         raise ConfigError(f"recipe is {recipe!r}; allowed are {', '.join(RECIPES)}")
-    return {**table["common"], **table["problems"][chosen], **table["recipes"][recipe]}
+    return flatten(table["common"]) | flatten(table["problems"][chosen]) | flatten(table["recipes"][recipe])
 
 
 # --- Cells -------------------------------------------------------------------------------------------------------
@@ -220,7 +225,7 @@ def _cell(
 ) -> Cell:
     values = {"recipe": experiment.recipe, **changes}
     recipe = values.pop("recipe")
-    values = {**experiment.base[recipe], **values}
+    values = overlay(config_class(recipe), experiment.base[recipe], values)
     for key in ("run", "seed", "threads"):
         if key in values:
             raise ConfigError(f"{experiment.name}: cell {setting} sets {key}, which the sweep sets itself")

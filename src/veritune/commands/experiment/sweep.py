@@ -21,6 +21,7 @@ from veritune.commands.launch import config_class
 from veritune.core.config import from_mapping, read_toml, to_toml
 from veritune.core.errors import ConfigError, Interrupted
 from veritune.core.run_folder import RunFolder
+from veritune.core.tables import flat_values
 
 Row = Mapping[str, Any]
 Status = Literal["finished", "diverged", "failed", "blocked"]
@@ -110,16 +111,14 @@ def refuse_other_run(cell: Cell) -> None:
     file = cell.path / "config.toml"
     if not file.exists():
         return
-    written: Any = from_mapping(config_class(cell.recipe), read_toml(file), str(file))
-    wanted = resolve(cell) if all(RunFolder(path).is_finished() for path in needed_paths(cell)) else cell.config
-    open_ended = () if wanted is not cell.config else tuple(cell.references)
-    for name in vars(wanted):
-        if name in (*NOT_COMPARED, *open_ended):
-            continue
-        if getattr(written, name) != getattr(wanted, name):
+    written = flat_values(from_mapping(config_class(cell.recipe), read_toml(file), str(file)))
+    config = resolve(cell) if all(RunFolder(path).is_finished() for path in needed_paths(cell)) else cell.config
+    open_ended = () if config is not cell.config else tuple(cell.references)
+    for name, wanted in flat_values(config).items():
+        if name not in (*NOT_COMPARED, *open_ended) and written.get(name) != wanted:
             raise ConfigError(
-                f"cell {cell.name} is to have {name} {getattr(wanted, name)!r}, but {cell.path} holds a run with "
-                f"{getattr(written, name)!r}; choose another output"
+                f"cell {cell.name} is to have {name} {wanted!r}, but {cell.path} holds a run with "
+                f"{written.get(name)!r}; choose another output"
             )
 
 

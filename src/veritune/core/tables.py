@@ -1,0 +1,110 @@
+"""Settings tables: the settings of a choice live with what is chosen, in a frozen dataclass of its own.
+
+A config declares the choice and its table:
+
+    engine: str = "native"
+    '''The engine.'''
+    engine_settings: Any = table("engine", "veritune.engines:settings_class")
+    '''The settings of the engine that was chosen.'''
+
+`settings_class("native")` is the dataclass. `__post_init__` calls `fill_tables(self)`, so that the field holds the
+class's defaults where nothing else was given. One setting has one name everywhere, with a dot behind its table:
+`engine.max_rows` in errors, sweeps and reports, `--engine.max-rows` on the command line, and in TOML
+
+    [engine]
+    name = "native"
+    max_rows = 64
+
+where `name` is the choice itself; `engine = "native"` says the same without a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from veritune.core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class NoSettings:
+    """The table of a choice that has no settings."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A field whose dataclass depends on what another field chooses."""
+
+    field: str
+    """Its name; it ends with _settings."""
+    choice: str
+    """The field that chooses."""
+    default: str
+    """What that one chooses where nothing is said."""
+    finder: str
+    """module:function that takes the choice and returns the dataclass; imported when it is needed."""
+
+    @property
+    def name(self) -> str:
+        """The table's name in TOML, and what its settings' names begin with."""
+        return self.field.removesuffix("_settings")
+
+    def settings_class(self, chosen: str) -> type:
+        """The dataclass of the settings that `chosen` has; ConfigError where there is no such choice."""
+        module, function = self.finder.split(":")
+        found = getattr(importlib.import_module(module), function)(chosen)
+        if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+            raise ConfigError(f"{self.choice} is {chosen!r}, whose settings are {found!r}; they must be a dataclass")
+        return found
+
+
+def table(choice: str, finder: str) -> Any:
+    """A field for the settings of what the field `choice` names; see Table."""
+    return dataclasses.field(default=None, metadata={"choice": choice, "finder": finder})
+
+
+def tables(config_class: type) -> list[Table]:
+    """The tables of a config class."""
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    return [
+        Table(field.name, choice, str(fields[choice].default), field.metadata["finder"])
+        for field in fields.values()
+        if (choice := field.metadata.get("choice"))
+    ]
+
+
+# --- One name for each setting -----------------------------------------------------------------------------------
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML's tables as one mapping of settings' names: {"engine": {"name": "vllm", "eager": True}} becomes
+    {"engine": "vllm", "engine.eager": True}.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}".removesuffix(".name"): each for inner, each in flatten(value).items()}
+        else:
+            flat[key.removesuffix(".name")] = value
+    return flat
+
+
+def flat_values(config: Any) -> dict[str, Any]:
+    """Every setting of a config by its name, those of its tables last."""
+    own = {each.field: each for each in tables(type(config))}
+    flat = {name: value for name, value in vars(config).items() if name not in own}
+    for field, each in own.items():
+        flat |= {f"{each.name}.{name}": value for name, value in vars(getattr(config, field)).items()}
+    return flat
+
+
+def overlay(config_class: type, values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `over` on top, both by settings' names; what another choice than before has not is dropped."""
+    dropped: list[str] = []
+    for each in tables(config_class):
+        if each.choice in over and values.get(each.choice, over[each.choice]) != over[each.choice]:
+            kept = {f"{each.name}.{f.name}" for f in dataclasses.fields(each.settings_class(over[each.choice]))}
+            dropped += [name for name in values if name.startswith(f"{each.name}.") and name not in kept]
+    return {name: value for name, value in values.items() if name not in dropped} | dict(over)
