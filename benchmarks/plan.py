@@ -153,16 +153,17 @@ def qwen_config(case: Case) -> Any:
 
 
 def planned(case: Case) -> dict[str, float]:
-    from veritune.commands.plan import PlanConfig, make_plan
+    from veritune.commands.plan import PlanConfig, make_plan, total
 
     with tempfile.TemporaryDirectory() as folder:
         qwen_config(case).save_pretrained(folder)
         plan = make_plan(
             PlanConfig(
-                model=folder,
+                policy=folder,
                 device="cpu",
                 dtype=case.dtype,
                 rollout_batch_size=case.groups * case.group_size,
+                train_batch_size=case.groups * case.group_size,
                 group_size=case.group_size,
                 prompt_tokens=case.prompt,
                 max_tokens=case.response,
@@ -170,13 +171,12 @@ def planned(case: Case) -> dict[str, float]:
                 activation_checkpointing=case.checkpointing,
             )
         )
-    memory = plan.training
     return {
-        "resident": memory.resident,
-        "rise": memory.peak - memory.resident,
-        "gradients": memory.gradients,
-        "sampling": plan.rollouts.peak,
-        "seconds": plan.seconds.train + plan.seconds.update,
+        "resident": plan.resident,
+        "rise": total(plan.training) - plan.resident,
+        "gradients": plan.training["gradients"][0],
+        "sampling": total(plan.sampling),
+        "seconds": plan.seconds["training"] + plan.seconds["AdamW"],
     }
 
 

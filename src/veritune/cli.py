@@ -59,7 +59,7 @@ COMMANDS = {
     "plan": Command(
         "Plan memory and time of GRPO before anything is loaded.",
         "commands.plan:PlanConfig",
-        "commands.plan.command:print_plan",
+        "commands.plan:print_plan",
     ),
     "experiment": Command(
         "Answer a question by a sweep over settings and seeds.",

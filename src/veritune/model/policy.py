@@ -154,7 +154,7 @@ def load_policy(
 
     Raises ConfigError if there is no such model, it cannot stop, or it lacks a chat template or BOS that is wanted.
     """
-    location = _locate(name, "policy")
+    location = _locate(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=dtype, trust_remote_code=False)
@@ -182,11 +182,11 @@ def bos_ids(tokenizer: Any, choice: BosChoice = "auto", chat: bool = False) -> t
 def load_skeleton(name: str) -> Any:
     """The model of "embedded", a folder or a hub id on torch's meta device: every shape, read from config.json alone.
 
-    Raises ConfigError, naming the setting `model`, where there is no such model or its architecture is unknown.
+    Raises ConfigError, naming the setting `policy`, where there is no such model or its architecture is unknown.
     """
     from huggingface_hub.errors import StrictDataclassError
 
-    location = _locate(name, "model")
+    location = _locate(name)
     try:
         config = AutoConfig.from_pretrained(location, trust_remote_code=False)
         with torch.device("meta"):
@@ -196,27 +196,27 @@ def load_skeleton(name: str) -> Any:
         StrictDataclassError,
     ) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"model is {name!r}, whose config.json makes no model: {reason}") from error
+        raise ConfigError(f"policy is {name!r}, whose config.json makes no model: {reason}") from error
     model.tie_weights()
     return model
 
 
-def _locate(name: str, setting: str) -> str:
-    """The folder or the hub id that `name` means; ConfigError naming the `setting` where there is no such model."""
+def _locate(name: str) -> str:
+    """The folder or the hub id that `name` means; ConfigError where there is no such model."""
     location = str(EMBEDDED_FOLDER) if name == "embedded" else name
     looks_like_path = location.startswith((".", "/", "~")) or location.count("/") > 1
     folder = Path(location).expanduser()
     if looks_like_path and not folder.exists():
-        raise ConfigError(f"{setting} is {name!r}, but there is no such folder; give embedded, a folder or a hub id")
+        raise ConfigError(f"policy is {name!r}, but there is no such folder; give embedded, a folder or a hub id")
     if folder.exists():
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{setting} is {name!r}, but that is no model folder: it has no config.json")
+            raise ConfigError(f"policy is {name!r}, but that is no model folder: it has no config.json")
         return str(folder)
-    _require_reachable(location, setting)
+    _require_reachable(location)
     return location
 
 
-def _require_reachable(hub_id: str, setting: str) -> None:
+def _require_reachable(hub_id: str) -> None:
     """Refuse a hub id that is neither in the cache nor to be had, before the hub's client tries for minutes."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -224,7 +224,7 @@ def _require_reachable(hub_id: str, setting: str) -> None:
     try:
         cached = isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
     except HFValidationError as error:
-        raise ConfigError(f"{setting} is {hub_id!r}; it must be embedded, a folder that exists, or a hub id") from error
+        raise ConfigError(f"policy is {hub_id!r}; it must be embedded, a folder that exists, or a hub id") from error
     if cached:
         return
     host = urlsplit(constants.ENDPOINT).hostname
@@ -234,7 +234,7 @@ def _require_reachable(hub_id: str, setting: str) -> None:
         socket.getaddrinfo(host, 443)
     except OSError as error:
         raise ConfigError(
-            f"{setting} is {hub_id!r}, which is no folder and not in the hub's cache, "
+            f"policy is {hub_id!r}, which is no folder and not in the hub's cache, "
             f"and the hub cannot be reached ({error})"
         ) from error
 
