@@ -30,10 +30,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from veritune.commands.plan import PlanConfig
-from veritune.commands.plan.devices import Device, measure_device
-from veritune.commands.plan.seconds import StepSeconds, step_seconds
-from veritune.commands.plan.shapes import shape_of
+from veritune.commands.plan import Device, PlanConfig, measure_device, shape_of, step_seconds
 from veritune.core.errors import VerituneError
 from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Pairs, Rollout, Sampling, Score
@@ -119,7 +116,7 @@ class Bench:
             **settings,
         )
 
-    def limit(self, microbatch_tokens: int = GRPOConfig.microbatch_tokens) -> StepSeconds:
+    def limit(self, microbatch_tokens: int = GRPOConfig.microbatch_tokens) -> dict[str, float]:
         """The least time of the counted work of these rollouts at the measured rates."""
         rows = self.groups * self.siblings
         with tempfile.TemporaryDirectory() as folder:
@@ -127,8 +124,8 @@ class Bench:
             shape = shape_of(folder)
         config = PlanConfig(
             rollout_batch_size=rows,
+            train_batch_size=rows,
             group_size=self.siblings,
-            max_rows=rows,
             prompt_tokens=self.prompt_tokens,
             max_tokens=self.response_tokens,
             microbatch_tokens=microbatch_tokens,
@@ -323,7 +320,7 @@ def measure_rollouts(bench: Bench) -> None:
     ids = range(len(policy.tokenizer))
     prompts = [draw.choices(ids, k=bench.prompt_tokens) for _ in range(bench.groups)]
     tokens = bench.groups * bench.siblings * bench.response_tokens
-    counted = limit.prefill + limit.decode
+    counted = limit["sampling: prompts"] + limit["sampling: responses"]
 
     def native(capture: Any, length: int) -> None:
         engine = NativeEngine(policy, max_rows=bench.groups * bench.siblings, capture=capture)
@@ -372,7 +369,7 @@ def measure_training(bench: Bench, budgets: Sequence[int]) -> None:
                     clip_and_step(policy.model, optimizer, learning_rate=1e-6, clip_grad_norm=1.0)
 
                 seconds, peak = bench.timed(update)
-                counted = limit.train + limit.update
+                counted = limit["training"] + limit["AdamW"]
                 return {
                     "seconds": seconds,
                     "tokens/s": tokens / seconds,
@@ -430,7 +427,7 @@ def measure_step(bench: Bench, budget: int) -> None:
                 stages.update({name: value for name, value in row.items() if name.startswith("seconds_")})
 
             seconds, peak = bench.timed(step)
-        return {"seconds": seconds, "times the limit": seconds / limit.total, "peak MiB": peak, **stages}
+        return {"seconds": seconds, "times the limit": seconds / sum(limit.values()), "peak MiB": peak, **stages}
 
     attempt(bench, "step", f"{budget} tokens a microbatch", measure)
 
@@ -463,7 +460,7 @@ def main() -> None:
         arguments.rounds,
     )
     rates = bench.rates
-    print(f"{rates.name}: {rates.matrix_rate(bench.dtype) / 1e12:.3g} TFLOP/s, {rates.copy / 1e12:.3g} TB/s copied")
+    print(f"{rates.name}: {rates.bfloat16 / 1e12:.3g} TFLOP/s, {rates.copy / 1e12:.3g} TB/s copied")
     for part in arguments.parts:
         match part:
             case "exactness":
@@ -479,7 +476,7 @@ def main() -> None:
         if part in PROMISED:
             print(f"{part:10s} promised of an H200: {PROMISED[part]}")
         if arguments.output:
-            rates_row = {"matrix": rates.matrix_rate(bench.dtype), "copy": rates.copy}
+            rates_row = {"matrix": rates.bfloat16, "copy": rates.copy}
             arguments.output.write_text(json.dumps({"device": rates.name, **rates_row, "rows": bench.rows}, indent=1))
     if any("failed" in row for row in bench.rows):
         raise SystemExit(1)
