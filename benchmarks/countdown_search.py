@@ -15,7 +15,7 @@ from pathlib import Path
 
 from veritune.core.run_folder import RunFolder
 from veritune.model.policy import load_policy
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import GRPOConfig
 from veritune.tasks import load_task
 from veritune.tasks.countdown_traces import CAREFUL, TraceHabits, write_trace
 

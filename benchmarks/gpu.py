@@ -39,7 +39,8 @@ from veritune.engines.native.graphs import capture_cuda_graph
 from veritune.model.head import score_and_differentiate
 from veritune.model.policy import Policy, as_policy, choose_dtype, load_policy
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
-from veritune.recipes.grpo import GRPOConfig, grpo_step
+from veritune.recipes.config import GRPOConfig
+from veritune.recipes.grpo import grpo_step
 from veritune.trainer.loop import Session, clip_and_step, make_optimizer, prepare_model
 from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
 

@@ -82,7 +82,7 @@ def measure(case: Case) -> dict[str, float]:
     from veritune.core.types import Completion, Example, Rollout, Sampling, Score
     from veritune.engines.native.engine import NativeEngine
     from veritune.model.policy import as_policy, checkpoint_activations, load_policy
-    from veritune.recipes.grpo import GRPOConfig
+    from veritune.recipes.config import GRPOConfig
     from veritune.trainer.loop import clip_and_step, make_optimizer
     from veritune.trainer.policy_gradient import accumulate_gradient
 

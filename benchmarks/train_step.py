@@ -24,7 +24,7 @@ from veritune.losses import (
     pad_prompt_and_response,
 )
 from veritune.model.policy import Policy, encode_prompts, load_policy
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import GRPOConfig
 from veritune.tasks.countdown import CountdownTask
 from veritune.trainer.policy_gradient import accumulate_gradient
 

@@ -24,7 +24,8 @@ from veritune.core.types import Completion, Example, Pairs, Rollout, Sampling, S
 from veritune.engines.native.engine import NativeEngine
 from veritune.losses import get_response_log_probs, pad_prompt_and_response
 from veritune.model.policy import Policy, load_policy
-from veritune.recipes.grpo import GRPOConfig, grpo_step
+from veritune.recipes.config import GRPOConfig
+from veritune.recipes.grpo import grpo_step
 from veritune.trainer.loop import Session, clip_and_step, make_optimizer
 from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
 

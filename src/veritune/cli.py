@@ -39,18 +39,18 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("Watch the embedded policy learn Countdown.", "recipes.grpo:GRPOConfig", "commands.train:grpo"),
-    "eval": Command("Measure a policy as it is.", "recipes.eval:EvalConfig", "commands.train:evaluate"),
+    "demo": Command("Watch the embedded policy learn Countdown.", "recipes.config:GRPOConfig", "commands.train:grpo"),
+    "eval": Command("Measure a policy as it is.", "recipes.config:EvalConfig", "commands.train:evaluate"),
     "best-of-n": Command(
-        "Measure pass@N, Best@N and majority vote.", "recipes.best_of_n:BestOfNConfig", "commands.train:best_of_n"
+        "Measure pass@N, Best@N and majority vote.", "recipes.config:BestOfNConfig", "commands.train:best_of_n"
     ),
-    "sft": Command("Fine-tune a policy on traces.", "recipes.sft:SFTConfig", "commands.train:sft"),
+    "sft": Command("Fine-tune a policy on traces.", "recipes.config:SFTConfig", "commands.train:sft"),
     "expert-iteration": Command(
         "Train on a policy's own right answers.",
-        "recipes.expert_iteration:ExpertIterationConfig",
+        "recipes.config:ExpertIterationConfig",
         "commands.train:expert_iteration",
     ),
-    "grpo": Command("Train with GRPO or one of its variants.", "recipes.grpo:GRPOConfig", "commands.train:grpo"),
+    "grpo": Command("Train with GRPO or one of its variants.", "recipes.config:GRPOConfig", "commands.train:grpo"),
     "leaderboard": Command(
         "Train with GRPO for a given time, by rules.",
         "commands.leaderboard:LeaderboardConfig",
@@ -80,7 +80,7 @@ COMMANDS = {
     ),
     "verify": Command("Judge one construction exactly.", "commands.discover:VerifyConfig", "commands.discover:verify"),
     "pretrain-embedded": Command(
-        "Make the embedded policy from nothing.", "recipes.pretrain:PretrainConfig", "recipes.pretrain:pretrain"
+        "Make the embedded policy from nothing.", "recipes.config:PretrainConfig", "recipes.pretrain:pretrain"
     ),
 }
 
@@ -117,6 +117,8 @@ class ConfigCommand(click.Command):
         self.command = command
         self.settings: dict[str, configs.Setting] = {}
         """Each setting by the name of its parameter, which has no dots."""
+        self.shows_all = False
+        """Whether the help shows the rare settings too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _exit_cleanly(lambda: self._read_settings(args), "--debug" in args)
@@ -136,6 +138,26 @@ class ConfigCommand(click.Command):
             click.Option(["--config"], help="A TOML file of these settings; flags go over it.", metavar="FILE"),
             click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
         ]
+        if any(setting.rare for setting in found):
+            self.params.append(_help_all_option())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Titled groups of settings; the rare ones only where they are asked for."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        hidden = 0
+        for parameter in self.get_params(ctx):
+            setting, record = self.settings.get(parameter.name or ""), parameter.get_help_record(ctx)
+            if setting and setting.rare and not self.shows_all:
+                hidden += 1
+            elif record and isinstance(parameter, click.Option):
+                groups.setdefault(setting.group if setting else "", []).append(record)
+        options = groups.pop("", [])
+        for title, records in [*groups.items(), ("Options", options)]:
+            with formatter.section(title):
+                formatter.write_dl(records)
+        if hidden:
+            formatter.write_paragraph()
+            formatter.write_text(f"{hidden} more settings: veritune {self.name} --help-all")
 
     def _call(self, debug: bool, config: str | None = None, **flags: Any) -> None:
         given = {
@@ -150,6 +172,18 @@ class ConfigCommand(click.Command):
         config_class = _load(self.command.config)
         values = overlay(config_class, flatten(configs.read_toml(Path(file))) if file else {}, given)
         return configs.from_mapping(config_class, values, file if file and not given else str(self.name))
+
+
+def _help_all_option() -> click.Option:
+    def show(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            assert isinstance(ctx.command, ConfigCommand)
+            ctx.command.shows_all = True
+            click.echo(ctx.get_help())
+            ctx.exit()
+
+    words = "Show this message with every setting, and exit."
+    return click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=words)
 
 
 def _load(name: str) -> Any:

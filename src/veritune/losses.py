@@ -8,20 +8,24 @@ tokens are weighed against each other is decided once, in `sequence_loss_weights
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from veritune.core.errors import ConfigError
+from veritune.core.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")  # a recipe's help shows the settings of its loss, and needs no tensors
 
 LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo"]
 LengthNormalization = Literal["sequence", "constant", "token"]
 Baseline = Literal["group_mean", "leave_one_out", "none"]
 ClipRange = float | tuple[float, float]
 """One distance from 1 for both ends of the clip interval, or (low, high) as in DAPO's clip-higher."""
-Metadata = dict[str, Tensor]
-LossAndMetadata = tuple[Tensor, Metadata]
+Metadata = dict[str, "Tensor"]
+LossAndMetadata = tuple["Tensor", Metadata]
 
 # exp(60) is about 1e26: far beyond any ratio that training survives, yet its product with an advantage is still
 # finite in float32, so a padded or zero-advantage token cannot turn 0 * inf into NaN.
@@ -96,7 +100,7 @@ def sequence_loss_weights(
     normalize_constant: float | None,
     batch_size: int,
     total_tokens: int,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The weight (B, T) of every token's loss, zero outside the responses, so that a batch's loss is a plain sum.
 
@@ -110,7 +114,7 @@ def sequence_loss_weights(
     """
     require_at_least_one("batch_size", batch_size)
     mask = response_mask.bool()
-    weights = mask.to(dtype)
+    weights = mask.to(dtype or torch.float32)
     if length_normalization == "sequence":
         return weights / mask.sum(dim=1, keepdim=True).clamp(min=1) / batch_size
     if length_normalization == "constant":

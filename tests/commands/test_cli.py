@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from veritune.cli import COMMANDS, main
+from veritune.commands.launch import RECIPES
 from veritune.model.kernels import cpu as cpu_kernels
 from veritune.model.policy import save_policy
 
@@ -32,13 +33,36 @@ def policy_folder(random_policy, tmp_path_factory):
     return folder
 
 
-def test_help_lists_every_command_and_imports_no_torch():
-    code = "import sys; from veritune.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
-    result = subprocess.run(
-        [sys.executable, "-c", code + "print('torch' in sys.modules)"], check=True, capture_output=True, text=True
+def help_of(*commands):
+    """What the commands' help prints, in one process of its own, and at the end whether torch was imported."""
+    code = (
+        "import sys; from veritune.cli import main\n"
+        f"for name in {commands!r}:\n    try: main([*name.split(), '--help'])\n    except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
     )
-    assert all(f"  {name} " in result.stdout for name in COMMANDS)
-    assert result.stdout.endswith("False\n")
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_help_lists_every_command_and_imports_no_torch():
+    out = help_of("")
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert out.endswith("False\n")
+
+
+def test_the_help_of_a_recipe_imports_no_torch():
+    out = help_of(*RECIPES, "grpo --loss-type gspo")
+    assert out.count("Usage:") == len(RECIPES) + 1 and out.endswith("False\n")
+
+
+def test_rare_settings_are_in_the_whole_help_alone(capsys):
+    _, short, _ = run(capsys, "grpo", "--help")
+    _, whole, _ = run(capsys, "grpo", "--help-all")
+    assert "--adam-beta1" not in short and "--adam-beta1" in whole
+    hidden = whole.count("\n  --") - short.count("\n  --")
+    assert f"\n{hidden} more settings: veritune grpo --help-all\n" in short and "more settings" not in whole
+    titles = [line for line in short.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[:3] == ["GRPO:", "Loss:", "Optimiser:"] and titles[-1] == "Options:"
+    assert short.index("GRPO:") < short.index("--group-size ") < short.index("Loss:") < short.index("--loss-type ")
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

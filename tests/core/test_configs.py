@@ -10,7 +10,7 @@ import pytest
 
 from veritune.core.config import field_documentation, from_mapping, to_toml
 from veritune.core.errors import ConfigError
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import GRPOConfig
 
 
 @dataclass(frozen=True)

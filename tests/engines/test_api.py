@@ -11,8 +11,7 @@ from veritune.core.errors import ConfigError, EngineError
 from veritune.core.types import Sampling
 from veritune.engines import api, create_engine
 from veritune.engines.api import APIEngine
-from veritune.recipes.eval import EvalConfig
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import EvalConfig, GRPOConfig
 
 
 class Endpoint:

@@ -24,7 +24,7 @@ from veritune.engines.vllm import VLLMEngine, evaluate_vllm, init_vllm, load_pol
 from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine
 from veritune.engines.weight_check import load_proven_weights
 from veritune.model.policy import encode_prompts, load_policy, save_policy
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import GRPOConfig
 from veritune.recipes.grpo import run as run_grpo
 from veritune.tasks import load_task
 from veritune.trainer.loop import Session

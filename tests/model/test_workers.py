@@ -16,7 +16,7 @@ from veritune.core.errors import ConfigError, EngineError, TrainingError
 from veritune.core.types import Completion, Example, Rollout, Sampling, Score
 from veritune.engines.native.engine import NativeEngine
 from veritune.model.parallel import ALONE, share_rows, start_workers
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import GRPOConfig
 from veritune.trainer.loop import prepare_model
 from veritune.trainer.microbatches import add_supervised_gradient
 from veritune.trainer.policy_gradient import accumulate_gradient

@@ -16,8 +16,7 @@ from veritune.core.types import Example, Score
 from veritune.model.policy import save_policy
 from veritune.recipes import best_of_n
 from veritune.recipes import eval as eval_recipe
-from veritune.recipes.best_of_n import BestOfNConfig
-from veritune.recipes.eval import EvalConfig
+from veritune.recipes.config import BestOfNConfig, EvalConfig
 
 SMALL = BestOfNConfig(samples=(1, 2, 4), max_tokens=10, validation_examples=12)
 

@@ -12,7 +12,8 @@ from veritune.core.run_folder import RunFolder
 from veritune.core.types import Score
 from veritune.model.policy import save_policy
 from veritune.recipes import eval as eval_recipe
-from veritune.recipes.eval import EvalConfig, category_of
+from veritune.recipes.config import EvalConfig
+from veritune.recipes.eval import category_of
 
 SMALL = EvalConfig(max_tokens=12, validation_examples=10)
 

@@ -12,7 +12,8 @@ from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Score
 from veritune.model.policy import save_policy
 from veritune.recipes import expert_iteration
-from veritune.recipes.expert_iteration import ExpertIterationConfig, learning_rates, right_responses
+from veritune.recipes.config import ExpertIterationConfig
+from veritune.recipes.expert_iteration import learning_rates, right_responses
 
 SMALL = ExpertIterationConfig(
     steps=2,

@@ -12,9 +12,7 @@ from veritune.core.run_folder import RunFolder
 from veritune.core.types import Score
 from veritune.recipes import eval as eval_recipe
 from veritune.recipes import grpo, sft
-from veritune.recipes.eval import EvalConfig
-from veritune.recipes.grpo import GRPOConfig
-from veritune.recipes.sft import SFTConfig
+from veritune.recipes.config import EvalConfig, GRPOConfig, SFTConfig
 from veritune.tasks import grading_pool
 from veritune.trainer.loop import Session, safe_rewards
 

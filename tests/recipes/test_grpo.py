@@ -15,7 +15,7 @@ from veritune.core.types import Completion, Example, Rollout, Score
 from veritune.engines.native.engine import NativeEngine
 from veritune.model.policy import Policy
 from veritune.recipes import grpo
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import GRPOConfig
 from veritune.trainer.loop import Session
 from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
 

@@ -12,7 +12,8 @@ from vowels import VowelTask, fresh
 from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Rollout, Score
 from veritune.recipes import grpo
-from veritune.recipes.grpo import GRPOConfig, advantages_of, sample_groups
+from veritune.recipes.config import GRPOConfig
+from veritune.recipes.grpo import advantages_of, sample_groups
 from veritune.trainer.evaluate import summarize
 from veritune.trainer.loop import Session
 from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts

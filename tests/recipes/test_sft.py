@@ -12,7 +12,7 @@ from veritune.core.errors import ConfigError, DataError
 from veritune.core.run_folder import RunFolder
 from veritune.core.types import Example
 from veritune.recipes import sft
-from veritune.recipes.sft import SFTConfig
+from veritune.recipes.config import SFTConfig
 from veritune.trainer.loop import Session
 
 ROWS = [

@@ -30,11 +30,11 @@ from veritune.trainer.loop import Session, examples_of
 from veritune.trainer.trackers import tracking
 
 RECIPES = {
-    "eval": ("recipes.eval", "recipes.eval:EvalConfig"),
-    "best-of-n": ("recipes.best_of_n", "recipes.best_of_n:BestOfNConfig"),
-    "sft": ("recipes.sft", "recipes.sft:SFTConfig"),
-    "expert-iteration": ("recipes.expert_iteration", "recipes.expert_iteration:ExpertIterationConfig"),
-    "grpo": ("recipes.grpo", "recipes.grpo:GRPOConfig"),
+    "eval": ("recipes.eval", "recipes.config:EvalConfig"),
+    "best-of-n": ("recipes.best_of_n", "recipes.config:BestOfNConfig"),
+    "sft": ("recipes.sft", "recipes.config:SFTConfig"),
+    "expert-iteration": ("recipes.expert_iteration", "recipes.config:ExpertIterationConfig"),
+    "grpo": ("recipes.grpo", "recipes.config:GRPOConfig"),
     "leaderboard": ("recipes.grpo", "commands.leaderboard:LeaderboardConfig"),
 }
 """Each recipe's module, which has a `run`, and its config class as module:class; both below veritune."""

@@ -14,6 +14,7 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from rich.console import Console
@@ -21,12 +22,12 @@ from rich.markup import escape
 from rich.table import Table
 from torch.utils.benchmark import Timer
 
-from veritune.core.config import require
+from veritune.core.config import Group, require
 from veritune.core.errors import ConfigError
 from veritune.model.architectures import FAMILY
 from veritune.model.head import CHUNK_LOGITS
 from veritune.model.policy import choose_device, choose_dtype, load_skeleton
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import GRPOConfig
 
 GIB = 1 << 30
 USABLE = 0.95
@@ -37,7 +38,7 @@ USABLE = 0.95
 class PlanConfig(GRPOConfig):
     """Settings of `veritune plan`: those of the `veritune grpo` that is planned, and these."""
 
-    device: str = "auto"
+    device: Annotated[str, Group("Plan")] = "auto"
     """h200, h100, a100-80, a100-40, l40s, rtx-4090, or a device of this machine, whose rates are measured now."""
     gpu_memory: float | None = None
     """GiB of memory of each device; default: its own."""

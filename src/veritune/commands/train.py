@@ -8,11 +8,7 @@ from pathlib import Path
 from veritune.commands.launch import launch, resume
 from veritune.commands.leaderboard import LeaderboardConfig, print_leaderboard
 from veritune.commands.measurements import print_best_of_n, print_evaluation
-from veritune.recipes.best_of_n import BestOfNConfig
-from veritune.recipes.eval import EvalConfig
-from veritune.recipes.expert_iteration import ExpertIterationConfig
-from veritune.recipes.grpo import GRPOConfig
-from veritune.recipes.sft import SFTConfig
+from veritune.recipes.config import BestOfNConfig, EvalConfig, ExpertIterationConfig, GRPOConfig, SFTConfig
 from veritune.report.terminal import live_display, print_outcome
 
 

@@ -17,13 +17,25 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from veritune.core.errors import ConfigError
 from veritune.core.registry import allowed_words
 from veritune.core.tables import flatten, tables
 
 Config = TypeVar("Config")
+Kind = TypeVar("Kind")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Begins a titled group in the help, which ends with the next one or with the class: Annotated[int, Group("…")]."""
+
+    title: str
+
+
+Rare = Annotated[Kind, "rare"]
+"""The type of a setting that few users need: only the whole help shows it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,29 +186,29 @@ class CommonConfig(EngineConfig):
 class TrainingConfig(CommonConfig):
     """What every recipe that updates weights is told on top."""
 
-    learning_rate: float
+    learning_rate: Annotated[float, Group("Optimiser")]
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The learning rate after warm-up."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
-    adam_beta1: float = 0.9
+    adam_beta1: Rare[float] = 0.9
     """AdamW's decay of the gradient's mean."""
-    adam_beta2: float = 0.95
+    adam_beta2: Rare[float] = 0.95
     """AdamW's decay of the gradient's square."""
     weight_decay: float = 0.0
     """AdamW's weight decay of matrices."""
     clip_grad_norm: float = 1.0
     """The gradient is scaled down to this norm where it is larger."""
-    microbatch_tokens: int = 576
+    microbatch_tokens: Annotated[int, Group("Memory")] = 576
     """Tokens that one forward and backward pass holds, shared prompts counted once; does not change the gradient."""
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass: far less memory, about a third more time."""
-    validate_every: int = 10
+    validate_every: Annotated[int, Group("Validations, checkpoints and time")] = 10
     """Steps between validations; one before the first step and one after the last are always made."""
     checkpoint_every: int = 10
     """Steps between checkpoints; one after the last step is always made."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Rare[int] = 2
     """How many of the newest checkpoints are kept."""
     budget_seconds: float | None = None
     """Stop in time for the last validation and checkpoint to end after this many seconds; default: no limit."""
@@ -271,6 +283,10 @@ class Setting:
     default: Any
     """dataclasses.MISSING where it has none."""
     documentation: str
+    group: str
+    """The title that a command's help shows it under."""
+    rare: bool = False
+    """Whether only the whole help shows it."""
     is_argument: bool = False
     """Whether it is given without a flag."""
 
@@ -280,29 +296,26 @@ def settings(config_class: type, chosen: Mapping[str, Any]) -> list[Setting]:
 
     The fields that the class itself declares come first, then its parents': first comes what the class is about.
     """
-    own = tables(config_class)
-    nested = [
-        dataclasses.replace(setting, name=f"{each.name}.{setting.name}")
-        for each in own
-        for setting in settings(each.settings_class(chosen.get(each.choice, each.default)), {})
-    ]
-    distance: dict[str, int] = {}
-    for steps, parent in enumerate(config_class.__mro__):
-        for name in inspect.get_annotations(parent):
-            distance.setdefault(name, steps)
+    nested = {each.field: each for each in tables(config_class)}
     documentation, kinds = field_documentation(config_class), field_types(config_class)
-    hidden = {each.field for each in own}
-    return [
-        Setting(
-            field.name,
-            kinds[field.name],
-            field.default,
-            documentation.get(field.name, ""),
-            bool(field.metadata.get("argument")),
-        )
-        for field in sorted(dataclasses.fields(config_class), key=lambda field: distance[field.name])
-        if field.name not in hidden
-    ] + nested
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    found: dict[str, Setting] = {}
+    for parent in config_class.__mro__:
+        hints, group = typing.get_type_hints(parent, include_extras=True), ""
+        for name in inspect.get_annotations(parent):
+            marks = getattr(hints[name], "__metadata__", ())
+            group = next((mark.title for mark in marks if isinstance(mark, Group)), group)
+            if name in fields and name not in found and name not in nested:
+                text, is_argument = documentation.get(name, ""), bool(fields[name].metadata.get("argument"))
+                setting = Setting(name, kinds[name], fields[name].default, text, group, "rare" in marks, is_argument)
+                found[name] = setting
+    of_tables = [
+        dataclasses.replace(setting, name=f"{each.name}.{setting.name}", group=f"{each.choice} {choice}")
+        for each in nested.values()
+        for choice in [chosen.get(each.choice, each.default)]
+        for setting in settings(each.settings_class(choice), {})
+    ]
+    return [*found.values(), *of_tables]
 
 
 # --- From and to TOML --------------------------------------------------------------------------------------------

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veritune.core.config import CommonConfig, require
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Score
 from veritune.trainer.evaluate import Group, log_generations, several_samples
 from veritune.trainer.loop import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
-
-
-@dataclass(frozen=True, kw_only=True)
-class BestOfNConfig(CommonConfig):
-    """Settings of `veritune best-of-n`."""
-
-    samples: tuple[int, ...] = (1, 4, 8, 16)
-    """The values of N; the largest is how many responses are sampled for each prompt."""
-    reuse: Path | None = None
-    """An eval run of the same policy and problems, whose responses are the first sample of each prompt."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "samples", bool(self.samples) and min(self.samples) >= 1, "a list of numbers, each at least 1")
-        require(self, "temperature", self.temperature > 0, "positive: greedy samples are all the same")
 
 
 def run(session: Session) -> None:

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from veritune.core.config import CommonConfig, require
 from veritune.trainer.evaluate import log_generations
 from veritune.trainer.loop import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
 
 CATEGORIES = ("correct", "format1", "format0")
 """Right; well-formed but wrong; not even well-formed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig(CommonConfig):
-    """Settings of `veritune eval`."""
-
-    split: Literal["validation", "train"] = "validation"
-    """Which problems to measure on."""
-    show: int = 0
-    """How many examples to print."""
-    category: Literal["all", "correct", "format1", "format0"] = "all"
-    """Which to print: right, well-formed but wrong, not well-formed, or all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "show", self.show >= 0, "0 or more")
 
 
 def run(session: Session) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from veritune.core.config import TrainingConfig, require
 from veritune.core.randomness import derive_seed
 from veritune.core.types import Completion, Example
 from veritune.model.policy import load_policy, trained_parameters
+from veritune.recipes.config import ExpertIterationConfig
 from veritune.trainer.evaluate import Group, log_generations
 from veritune.trainer.loop import (
     Row,
@@ -28,42 +26,6 @@ from veritune.trainer.loop import (
     supervised_update,
     train,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertIterationConfig(TrainingConfig):
-    """Settings of `veritune expert-iteration`; the defaults train the embedded policy on two CPU cores."""
-
-    steps: int = 5
-    """Rounds of sampling and fine-tuning."""
-    questions_per_step: int = 512
-    """Prompts sampled each round (D_b)."""
-    group_size: int = 8
-    """Responses sampled for each prompt (G)."""
-    epochs_per_step: int = 1
-    """Passes of fine-tuning over the responses that were right."""
-    starting_point: Literal["last", "first"] = "last"
-    """Which policy a round fine-tunes: the last round's, or (ReST-EM) the first, by a schedule over its updates."""
-    batch_size: int = 64
-    """Responses of one optimiser step."""
-    learning_rate: float = 1e-3
-    """Peak learning rate of AdamW."""
-    min_tokens: int = 4
-    """Tokens that come before one may end the response: an empty response cannot be trained on."""
-    deduplicate: bool = True
-    """Of equal right responses to the same prompt, keep one."""
-    validate_every: int = 1
-    """Rounds between validations."""
-    checkpoint_every: int = 1
-    """Rounds between checkpoints."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "temperature", self.temperature > 0, "positive: greedy siblings are all the same")
-        rounds = self.starting_point == "last"
-        require(self, "warmup_steps", self.warmup_steps <= self.steps or not rounds, f"at most steps ({self.steps})")
-        for name in ("steps", "questions_per_step", "group_size", "epochs_per_step", "batch_size"):
-            require(self, name, getattr(self, name) >= 1, "at least 1")
 
 
 def run(session: Session) -> None:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from veritune.core.config import require
-from veritune.core.errors import ConfigError
 from veritune.core.randomness import derive_seed
 from veritune.core.types import Example, Rollout
-from veritune.losses import POLICY_GRADIENT_LOSSES, group_advantages, maxrl_advantages
+from veritune.losses import group_advantages, maxrl_advantages
 from veritune.model.policy import Policy, load_policy
+from veritune.recipes.config import GRPOConfig
 from veritune.trainer.evaluate import Group, response_row, summarize
 from veritune.trainer.loop import (
     Row,
@@ -37,83 +34,10 @@ from veritune.trainer.loop import (
     train,
 )
 from veritune.trainer.policy_gradient import (
-    PolicyGradientConfig,
     accumulate_gradient,
     old_policy_log_probs,
     score_rollouts,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GRPOConfig(PolicyGradientConfig):
-    """Settings of `veritune grpo`; the defaults train the embedded policy on two CPU cores."""
-
-    steps: int = 60
-    """Rollout batches to sample and train on."""
-    learning_rate: float = 3e-4
-    """Peak learning rate of AdamW."""
-    rollout_batch_size: int = 256
-    """Responses sampled each step: prompts times group_size."""
-    group_size: int = 8
-    """Responses sampled for each prompt."""
-    train_batch_size: int = 256
-    """Responses of one optimiser step; smaller than rollout_batch_size makes later steps off-policy."""
-    epochs_per_rollout_batch: int = 1
-    """Passes over each rollout batch."""
-    baseline: Literal["group_mean", "leave_one_out", "max_rl"] = "group_mean"
-    """What a response is compared with: its group's mean, the mean of the others (RLOO), or MaxRL's scaled mean."""
-    normalize_by_std: bool = True
-    """Divide advantages by the group's standard deviation (GRPO); off is Dr. GRPO."""
-    advantage_eps: float = 1e-6
-    """Added to the group's standard deviation."""
-    resample_rounds: int = 0
-    """How often groups whose rewards are all equal are drawn again with other prompts (dynamic sampling)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "steps", self.steps >= 1, "at least 1")
-        require(self, "warmup_steps", self.warmup_steps <= self.steps, f"at most steps ({self.steps})")
-        for name in ("rollout_batch_size", "group_size", "train_batch_size", "epochs_per_rollout_batch"):
-            require(self, name, getattr(self, name) >= 1, "at least 1")
-        require(self, "temperature", self.temperature > 0, "positive: greedy rollouts have nothing to compare")
-        require(self, "top_p", self.top_p == 1, "1 while training: the loss scores the whole distribution")
-        require(
-            self,
-            "rollout_batch_size",
-            self.rollout_batch_size % self.group_size == 0,
-            f"a multiple of group_size ({self.group_size})",
-        )
-        require(
-            self,
-            "train_batch_size",
-            self.train_batch_size >= self.group_size,
-            f"at least group_size ({self.group_size})",
-        )
-        require(
-            self,
-            "train_batch_size",
-            self.rollout_batch_size % self.train_batch_size == 0,
-            f"a divisor of rollout_batch_size ({self.rollout_batch_size})",
-        )
-        require(self, "advantage_eps", self.advantage_eps >= 0, "0 or more")
-        require(self, "resample_rounds", self.resample_rounds >= 0, "0 or more")
-        if self.baseline == "max_rl" and self.normalize_by_std:
-            raise ConfigError("normalize_by_std is True; baseline max_rl divides by the group's mean and needs it off")
-        if self.group_size < 2 and self.loss_type != "no_baseline":
-            raise ConfigError(
-                f"group_size is {self.group_size}; loss_type {self.loss_type} compares siblings, at least 2"
-            )
-        if "old_log_probs" in POLICY_GRADIENT_LOSSES[self.loss_type][1] and not self.off_policy:
-            raise ConfigError(
-                f"loss_type is {self.loss_type!r}, but every update is on-policy, so there is no old policy; set "
-                "epochs_per_rollout_batch above 1 or train_batch_size below rollout_batch_size, or use "
-                "reinforce_with_baseline"
-            )
-
-    @property
-    def off_policy(self) -> bool:
-        """Whether some update uses rollouts of weights older than its own."""
-        return self.epochs_per_rollout_batch > 1 or self.train_batch_size < self.rollout_batch_size
 
 
 def run(session: Session) -> None:

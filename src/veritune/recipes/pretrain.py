@@ -8,14 +8,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from veritune.core.config import require
 from veritune.core.randomness import derive_seed
 from veritune.model.policy import Policy, new_embedded_policy, save_policy
+from veritune.recipes.config import PretrainConfig
 from veritune.tasks.countdown import Problem, generate_problems
 from veritune.tasks.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
 from veritune.tasks.prompts import fill_prompt, load_prompt
@@ -24,38 +22,6 @@ from veritune.trainer.microbatches import Microbatch, cut_microbatches, supervis
 
 CHUNK = 2048
 """Traces that are sorted by length together, so that little is padded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
-    """Settings of `veritune pretrain-embedded`."""
-
-    output: Path = Path("embedded_policy")
-    """The folder that the policy is written to."""
-    seed: int = 0
-    """Seed of the initial weights, the problems and the traces."""
-    tokens: int = 14_000_000
-    """Tokens to train on, prompts included."""
-    careful: float = 0.6
-    """Share of the tokens, at the beginning, whose traces search until they find; the rest are careless."""
-    learning_rate: float = 2e-3
-    """Peak learning rate: reached after 50 steps, held for 60% of the tokens, then falling linearly."""
-    batch_tokens: int = 4096
-    """Positions of one optimiser step, padding included."""
-    problems: int = 8192
-    """Distinct training problems that the traces are written for; none is held out."""
-    r1_zero: float = 0.12
-    """Share of the traces whose prompt wears the r1_zero wording instead of the compact one."""
-    threads: int | None = None
-    """CPU threads for torch; default: OMP_NUM_THREADS, or one for each core."""
-
-    def __post_init__(self) -> None:
-        require(self, "seed", self.seed >= 0, "0 or more")
-        require(self, "learning_rate", self.learning_rate > 0, "positive")
-        for name in ("careful", "r1_zero"):
-            require(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        for name in ("tokens", "batch_tokens", "problems"):
-            require(self, name, getattr(self, name) >= 1, "at least 1")
 
 
 def pretrain(config: PretrainConfig) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veritune.core.config import TrainingConfig, require
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.randomness import derive_seed
 from veritune.core.types import Task, TracedTask
@@ -26,32 +24,6 @@ from veritune.trainer.loop import (
 
 TokenPair = tuple[list[int], list[int]]
 """Prompt ids and response ids, the end-of-sequence id included."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTConfig(TrainingConfig):
-    """Settings of `veritune sft`; the defaults fine-tune the embedded policy on two CPU cores."""
-
-    traces: Path | None = None
-    """A JSONL file of {prompt, response}, with ground_truth for filter_correct; default: the task's own traces.
-
-    With chat, a prompt is sent as a user's message here too."""
-    unique_examples: int | None = None
-    """How many traces to take, in a seeded random order; default: all."""
-    filter_correct: bool = False
-    """Keep only traces whose response the task's reward pays in full."""
-    epochs: int = 1
-    """Passes over the traces."""
-    batch_size: int = 64
-    """Traces of one optimiser step."""
-    learning_rate: float = 1e-3
-    """Peak learning rate of AdamW."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "unique_examples", self.unique_examples is None or self.unique_examples >= 1, "at least 1")
-        require(self, "epochs", self.epochs >= 1, "at least 1")
-        require(self, "batch_size", self.batch_size >= 1, "at least 1")
 
 
 def run(session: Session) -> None:
