@@ -142,17 +142,17 @@ class ConfigCommand(click.Command):
             self.params.append(_help_all_option())
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Titled groups of settings; the rare ones only where they are asked for."""
-        groups: dict[str, list[tuple[str, str]]] = {}
+        """Titled sections of settings; the rare ones only where they are asked for."""
+        sections: dict[str, list[tuple[str, str]]] = {}
         hidden = 0
         for parameter in self.get_params(ctx):
             setting, record = self.settings.get(parameter.name or ""), parameter.get_help_record(ctx)
             if setting and setting.rare and not self.shows_all:
                 hidden += 1
             elif record and isinstance(parameter, click.Option):
-                groups.setdefault(setting.group if setting else "", []).append(record)
-        options = groups.pop("", [])
-        for title, records in [*groups.items(), ("Options", options)]:
+                sections.setdefault(setting.section if setting else "", []).append(record)
+        options = sections.pop("", [])
+        for title, records in [*sections.items(), ("Options", options)]:
             with formatter.section(title):
                 formatter.write_dl(records)
         if hidden:

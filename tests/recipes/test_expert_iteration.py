@@ -9,7 +9,7 @@ from vowels import supervised_steps_by_hand as by_hand
 
 from veritune.core.errors import ConfigError
 from veritune.core.run_folder import RunFolder
-from veritune.core.types import Completion, Example, Score
+from veritune.core.types import Completion, Example, Group, Score
 from veritune.model.policy import save_policy
 from veritune.recipes import expert_iteration
 from veritune.recipes.config import ExpertIterationConfig
@@ -28,7 +28,8 @@ SMALL = ExpertIterationConfig(
 
 def group(prompt, *responses):
     completions = [Completion((prompt,), ids, "", (-1.0,) * len(ids), "stop", 0) for ids, _ in responses]
-    return Example("", "", ""), completions, [Score(reward, reward, float(reward == 1)) for _, reward in responses]
+    scores = [Score(reward, reward, float(reward == 1)) for _, reward in responses]
+    return Group(Example("", "", ""), completions, scores)
 
 
 def test_right_responses_are_kept_once_within_a_question_if_asked():

@@ -238,7 +238,7 @@ def sampled_groups(policy, tmp_path, monkeypatch, rounds):
 
 
 def is_odd(group):
-    return int(group[0].id.rpartition("-")[2]) % 2 == 1
+    return int(group.example.id.rpartition("-")[2]) % 2 == 1
 
 
 def test_groups_without_variance_are_drawn_again(random_policy, tmp_path, monkeypatch):
@@ -251,7 +251,7 @@ def test_groups_without_variance_are_drawn_again(random_policy, tmp_path, monkey
     # The second round draws what the first lacked; being the last, it keeps whatever it draws.
     assert [prompts for prompts, _ in asked_twice] == [6, 6 - len(kept)] and len(twice) == 6
     assert asked_twice[0] == asked_once[0] and asked_twice[1][1] != asked_once[0][1]
-    assert [group[0].id for group in twice[: len(kept)]] == [group[0].id for group in kept]
+    assert [group.example.id for group in twice[: len(kept)]] == [group.example.id for group in kept]
 
     (often, asked_often) = sampled_groups(random_policy, tmp_path, monkeypatch, 30)
     assert all(is_odd(group) for group in often) and len(often) == 6

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veritune.core.types import Completion, Example, Score
+from veritune.core.types import Completion, Example, Group, Score
 from veritune.trainer.evaluate import (
     accuracy_interval,
     best_of,
@@ -50,7 +50,7 @@ def test_wilson_interval_by_hand():
 def test_summary_by_hand():
     scores = [score(1), score(0), score(0, form=0.0)]
     completions = [completion([-1.0, -2.0]), completion([-0.5] * 4), completion([0.0] * 6, "length")]
-    groups = [(Example("", "", ""), [c], [s]) for c, s in zip(completions, scores, strict=True)]
+    groups = [Group(Example("", "", ""), [c], [s]) for c, s in zip(completions, scores, strict=True)]
     summary = summarize(groups)
     assert summary["accuracy"] == pytest.approx(1 / 3)
     assert summary["format_reward"] == pytest.approx(2 / 3)
@@ -60,7 +60,7 @@ def test_summary_by_hand():
     assert (summary["accuracy_low"], summary["accuracy_high"]) == wilson_interval(1, 3)
     assert "grader_timeouts" not in summary
     late = dataclasses.replace(scores[2], rule="timeout")
-    summary = summarize([groups[1], (Example("", "", ""), completions[1:], [scores[1], late])])
+    summary = summarize([groups[1], Group(Example("", "", ""), completions[1:], [scores[1], late])])
     assert summary["length_correct"] is None and summary["grader_timeouts"] == 1
 
 
@@ -94,7 +94,7 @@ def test_best_is_the_highest_mean_and_majority_the_most_frequent_first_seen():
 )
 def test_pass_is_monotone_in_n_and_best_at_one_is_pass_at_one(table):
     groups = [
-        (
+        Group(
             Example(str(i), "", ""),
             [completion([value]) for _, value in row],
             [score(right, str(right)) for right, _ in row],

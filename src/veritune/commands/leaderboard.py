@@ -10,7 +10,7 @@ from typing import Annotated
 from rich.console import Console
 from rich.text import Text
 
-from veritune.core.config import Group, from_mapping, read_toml, require
+from veritune.core.config import Section, from_mapping, read_toml, require
 from veritune.core.errors import ConfigError
 from veritune.core.run_folder import RunFolder
 from veritune.core.statistics import duration
@@ -22,7 +22,7 @@ from veritune.tasks import load_task
 class LeaderboardConfig(GRPOConfig):
     """Settings of `veritune leaderboard`: GRPO for a given time, under rules that make results comparable."""
 
-    hours: Annotated[float | None, Group("Leaderboard")] = None
+    hours: Annotated[float | None, Section("Leaderboard")] = None
     """Hours to train for, evaluation included; give either these or minutes."""
     minutes: float | None = None
     """Minutes to train for, evaluation included."""

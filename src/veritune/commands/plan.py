@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch.utils.benchmark import Timer
 
-from veritune.core.config import Group, require
+from veritune.core.config import Section, require
 from veritune.core.errors import ConfigError
 from veritune.model.architectures import FAMILY
 from veritune.model.head import CHUNK_LOGITS
@@ -38,7 +38,7 @@ USABLE = 0.95
 class PlanConfig(GRPOConfig):
     """Settings of `veritune plan`: those of the `veritune grpo` that is planned, and these."""
 
-    device: Annotated[str, Group("Plan")] = "auto"
+    device: Annotated[str, Section("Plan")] = "auto"
     """h200, h100, a100-80, a100-40, l40s, rtx-4090, or a device of this machine, whose rates are measured now."""
     gpu_memory: float | None = None
     """GiB of memory of each device; default: its own."""

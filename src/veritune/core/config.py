@@ -28,8 +28,8 @@ Kind = TypeVar("Kind")
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """Begins a titled group in the help, which ends with the next one or with the class: Annotated[int, Group("…")]."""
+class Section:
+    """Begins a titled section of the help, up to the next one or the class's end: Annotated[int, Section("Loss")]."""
 
     title: str
 
@@ -186,7 +186,7 @@ class CommonConfig(EngineConfig):
 class TrainingConfig(CommonConfig):
     """What every recipe that updates weights is told on top."""
 
-    learning_rate: Annotated[float, Group("Optimiser")]
+    learning_rate: Annotated[float, Section("Optimiser")]
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The learning rate after warm-up."""
@@ -200,11 +200,11 @@ class TrainingConfig(CommonConfig):
     """AdamW's weight decay of matrices."""
     clip_grad_norm: float = 1.0
     """The gradient is scaled down to this norm where it is larger."""
-    microbatch_tokens: Annotated[int, Group("Memory")] = 576
+    microbatch_tokens: Annotated[int, Section("Memory")] = 576
     """Tokens that one forward and backward pass holds, shared prompts counted once; does not change the gradient."""
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass: far less memory, about a third more time."""
-    validate_every: Annotated[int, Group("Validations, checkpoints and time")] = 10
+    validate_every: Annotated[int, Section("Validations, checkpoints and time")] = 10
     """Steps between validations; one before the first step and one after the last are always made."""
     checkpoint_every: int = 10
     """Steps between checkpoints; one after the last step is always made."""
@@ -283,7 +283,7 @@ class Setting:
     default: Any
     """dataclasses.MISSING where it has none."""
     documentation: str
-    group: str
+    section: str
     """The title that a command's help shows it under."""
     rare: bool = False
     """Whether only the whole help shows it."""
@@ -301,16 +301,16 @@ def settings(config_class: type, chosen: Mapping[str, Any]) -> list[Setting]:
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     found: dict[str, Setting] = {}
     for parent in config_class.__mro__:
-        hints, group = typing.get_type_hints(parent, include_extras=True), ""
+        hints, section = typing.get_type_hints(parent, include_extras=True), ""
         for name in inspect.get_annotations(parent):
             marks = getattr(hints[name], "__metadata__", ())
-            group = next((mark.title for mark in marks if isinstance(mark, Group)), group)
+            section = next((mark.title for mark in marks if isinstance(mark, Section)), section)
             if name in fields and name not in found and name not in nested:
                 text, is_argument = documentation.get(name, ""), bool(fields[name].metadata.get("argument"))
-                setting = Setting(name, kinds[name], fields[name].default, text, group, "rare" in marks, is_argument)
+                setting = Setting(name, kinds[name], fields[name].default, text, section, "rare" in marks, is_argument)
                 found[name] = setting
     of_tables = [
-        dataclasses.replace(setting, name=f"{each.name}.{setting.name}", group=f"{each.choice} {choice}")
+        dataclasses.replace(setting, name=f"{each.name}.{setting.name}", section=f"{each.choice} {choice}")
         for each in nested.values()
         for choice in [chosen.get(each.choice, each.default)]
         for setting in settings(each.settings_class(choice), {})

@@ -119,6 +119,15 @@ RewardFunction = Callable[[Pairs], list[Score]]
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """One example with its n responses and their scores, side by side."""
+
+    example: Example
+    completions: Sequence[Completion]
+    scores: Sequence[Score]
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """A scored completion and what it is worth within its group. Reward and advantage are two fields."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.run_folder import RunFolder
-from veritune.core.types import Completion, Example, Score
-from veritune.trainer.evaluate import Group, log_generations, several_samples
+from veritune.core.types import Completion, Example, Group, Score
+from veritune.trainer.evaluate import log_generations, several_samples
 from veritune.trainer.loop import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
 
 
@@ -21,7 +21,7 @@ def run(session: Session) -> None:
     fresh = max(config.samples) - (1 if first else 0)
     if session.config.engine != "api":  # an endpoint serves what it serves
         serve_policy(session, version=0)
-    groups: list[Group] = [(example, [], []) for example in examples]
+    groups = [Group(example, [], []) for example in examples]
     if fresh:
         groups = sample_and_grade(session, 0, "best of n", examples, n=fresh, version=0)
     if first:
@@ -68,5 +68,4 @@ def _from_row(row: Mapping[str, Any]) -> tuple[Completion, Score]:
 
 def join(first: tuple[Completion, Score], group: Group) -> Group:
     """The group with the reused sample in front of its own."""
-    example, completions, scores = group
-    return example, [first[0], *completions], [first[1], *scores]
+    return Group(group.example, [first[0], *group.completions], [first[1], *group.scores])

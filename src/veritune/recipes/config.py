@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from veritune.core.config import CommonConfig, Group, Rare, TrainingConfig, require
+from veritune.core.config import CommonConfig, Rare, Section, TrainingConfig, require
 from veritune.core.errors import ConfigError
 from veritune.losses import POLICY_GRADIENT_LOSSES
 from veritune.trainer.config import PolicyGradientConfig
@@ -16,7 +16,7 @@ from veritune.trainer.config import PolicyGradientConfig
 class EvalConfig(CommonConfig):
     """Settings of `veritune eval`."""
 
-    split: Annotated[Literal["validation", "train"], Group("Measuring")] = "validation"
+    split: Annotated[Literal["validation", "train"], Section("Measuring")] = "validation"
     """Which problems to measure on."""
     show: int = 0
     """How many examples to print."""
@@ -32,7 +32,7 @@ class EvalConfig(CommonConfig):
 class BestOfNConfig(CommonConfig):
     """Settings of `veritune best-of-n`."""
 
-    samples: Annotated[tuple[int, ...], Group("Best of N")] = (1, 4, 8, 16)
+    samples: Annotated[tuple[int, ...], Section("Best of N")] = (1, 4, 8, 16)
     """The values of N; the largest is how many responses are sampled for each prompt."""
     reuse: Path | None = None
     """An eval run of the same policy and problems, whose responses are the first sample of each prompt."""
@@ -47,7 +47,7 @@ class BestOfNConfig(CommonConfig):
 class SFTConfig(TrainingConfig):
     """Settings of `veritune sft`; the defaults fine-tune the embedded policy on two CPU cores."""
 
-    traces: Annotated[Path | None, Group("Fine-tuning")] = None
+    traces: Annotated[Path | None, Section("Fine-tuning")] = None
     """A JSONL file of {prompt, response}, with ground_truth for filter_correct; default: the task's own traces.
 
     With chat, a prompt is sent as a user's message here too."""
@@ -73,7 +73,7 @@ class SFTConfig(TrainingConfig):
 class ExpertIterationConfig(TrainingConfig):
     """Settings of `veritune expert-iteration`; the defaults train the embedded policy on two CPU cores."""
 
-    steps: Annotated[int, Group("Expert iteration")] = 5
+    steps: Annotated[int, Section("Expert iteration")] = 5
     """Rounds of sampling and fine-tuning."""
     questions_per_step: int = 512
     """Prompts sampled each round (D_b)."""
@@ -109,7 +109,7 @@ class ExpertIterationConfig(TrainingConfig):
 class GRPOConfig(PolicyGradientConfig):
     """Settings of `veritune grpo`; the defaults train the embedded policy on two CPU cores."""
 
-    steps: Annotated[int, Group("GRPO")] = 60
+    steps: Annotated[int, Section("GRPO")] = 60
     """Rollout batches to sample and train on."""
     learning_rate: float = 3e-4
     """Peak learning rate of AdamW."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 
 from veritune.core.randomness import derive_seed
-from veritune.core.types import Completion, Example
+from veritune.core.types import Completion, Example, Group
 from veritune.model.policy import load_policy, trained_parameters
 from veritune.recipes.config import ExpertIterationConfig
-from veritune.trainer.evaluate import Group, log_generations
+from veritune.trainer.evaluate import log_generations
 from veritune.trainer.loop import (
     Row,
     Session,
@@ -62,11 +62,11 @@ def expert_iteration_step(
             pairs = [(completion.prompt_ids, completion.ids) for completion in kept[start : start + config.batch_size]]
             updates.append(supervised_update(session, step, optimizer, pairs, next(rates)))
     seconds = clock.lap("train")
-    sampled = sum(len(completion.ids) for _, completions, _ in groups for completion in completions)
+    sampled = sum(len(completion.ids) for group in groups for completion in group.completions)
     trained = sum(update["train_tokens"] for update in updates)
     return {
         **summary,
-        "responses": sum(len(completions) for _, completions, _ in groups),
+        "responses": sum(len(group.completions) for group in groups),
         "responses_kept": len(kept),
         "updates": len(updates),
         **{
@@ -106,8 +106,8 @@ def right_responses(groups: Sequence[Group], *, deduplicate: bool) -> list[Compl
     """The completions that were paid in full; of equal ones to a prompt only the first, if asked."""
     right = [
         completion
-        for _, completions, scores in groups
-        for completion, score in zip(completions, scores, strict=True)
+        for group in groups
+        for completion, score in zip(group.completions, group.scores, strict=True)
         if score.answer_reward >= 1
     ]
     if not deduplicate:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from veritune.core.randomness import derive_seed
-from veritune.core.types import Example, Rollout
+from veritune.core.types import Example, Group, Rollout
 from veritune.losses import group_advantages, maxrl_advantages
 from veritune.model.policy import Policy, load_policy
 from veritune.recipes.config import GRPOConfig
-from veritune.trainer.evaluate import Group, response_row, summarize
+from veritune.trainer.evaluate import response_row, summarize
 from veritune.trainer.loop import (
     Row,
     Session,
@@ -68,12 +68,12 @@ def grpo_step(
     groups = sample_groups(session, step, train_examples)  # P groups of G
     clock.lap("rollout")
 
-    rewards = torch.tensor([[score.reward for score in scores] for _, _, scores in groups])  # (P, G)
+    rewards = torch.tensor([[score.reward for score in group.scores] for group in groups])  # (P, G)
     advantages = advantages_of(config, rewards)  # (P, G)
     rollouts = [
-        Rollout(example, completion, score, advantage)
-        for (example, completions, scores), worth in zip(groups, advantages.tolist(), strict=True)
-        for completion, score, advantage in zip(completions, scores, worth, strict=True)
+        Rollout(group.example, completion, score, advantage)
+        for group, of_group in zip(groups, advantages.tolist(), strict=True)
+        for completion, score, advantage in zip(group.completions, group.scores, of_group, strict=True)
     ]
     session.run.write_rows("rollouts", step, map(rollout_row, rollouts))
     clock.lap("record")
@@ -106,7 +106,7 @@ def sample_groups(session: Session, step: int, train_examples: Sequence[Example]
         purpose = f"rollout {attempt}"
         sampled = sample_and_grade(session, step, purpose, examples, n=config.group_size, version=step - 1)
         last = attempt == config.resample_rounds
-        groups += [group for group in sampled if last or len({score.reward for score in group[2]}) > 1]
+        groups += [group for group in sampled if last or len({score.reward for score in group.scores}) > 1]
         if len(groups) * config.group_size == config.rollout_batch_size:
             break
     return groups

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from veritune.core.config import Group, Rare, TrainingConfig, require
+from veritune.core.config import Rare, Section, TrainingConfig, require
 from veritune.losses import POLICY_GRADIENT_LOSSES, LossType
 
 
@@ -14,7 +14,7 @@ from veritune.losses import POLICY_GRADIENT_LOSSES, LossType
 class PolicyGradientConfig(TrainingConfig):
     """What a recipe that follows the policy gradient is told of its loss."""
 
-    loss_type: Annotated[LossType, Group("Loss")] = "reinforce_with_baseline"
+    loss_type: Annotated[LossType, Section("Loss")] = "reinforce_with_baseline"
     """The policy-gradient loss; all but no_baseline and reinforce_with_baseline need an old policy, so off-policy."""
     cliprange: float = 0.2
     """Distance from 1 at which grpo_clip, gspo and cispo clip the probability ratio."""

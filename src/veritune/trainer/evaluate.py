@@ -11,10 +11,7 @@ from typing import Any
 
 from veritune.core.errors import EngineError
 from veritune.core.statistics import accuracy_interval, share_interval, unbiased_pass_at_n, wilson_interval
-from veritune.core.types import Completion, Engine, Example, RewardFunction, Sampling, Score
-
-Group = tuple[Example, list[Completion], list[Score]]
-"""One example with its n responses and their scores, side by side."""
+from veritune.core.types import Completion, Engine, Example, Group, RewardFunction, Sampling, Score
 
 
 def evaluate(
@@ -28,15 +25,15 @@ def evaluate(
     completions = engine.generate(prompts_ids, sampling)
     asked = list(zip(examples, completions, strict=True))
     scores = iter(rewards([(each.text, example.ground_truth) for example, group in asked for each in group]))
-    return [(example, group, list(itertools.islice(scores, len(group)))) for example, group in asked]
+    return [Group(example, each, list(itertools.islice(scores, len(each)))) for example, each in asked]
 
 
 def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """One JSON-ready row a response, siblings side by side."""
     return [
-        response_row(example, completion, score)
-        for example, completions, scores in groups
-        for completion, score in zip(completions, scores, strict=True)
+        response_row(group.example, completion, score)
+        for group in groups
+        for completion, score in zip(group.completions, group.scores, strict=True)
     ]
 
 
@@ -52,12 +49,12 @@ def summarize(groups: Sequence[Group]) -> dict[str, float | None]:
     A mean over no responses, such as the length of the correct ones where none is, is None. Where rewards failed,
     `reward_failures` says how many, and `grader_timeouts` how many of them by running out of time.
     """
-    scores = [score for _, _, scores in groups for score in scores]
-    completions = [completion for _, completions, _ in groups for completion in completions]
+    scores = [score for group in groups for score in group.scores]
+    completions = [completion for group in groups for completion in group.completions]
     lengths = [len(completion.ids) for completion in completions]
     correct = [length for length, score in zip(lengths, scores, strict=True) if score.answer_reward >= 1]
     incorrect = [length for length, score in zip(lengths, scores, strict=True) if score.answer_reward < 1]
-    low, high = accuracy_interval([[score.answer_reward >= 1 for score in scores] for _, _, scores in groups])
+    low, high = accuracy_interval([[score.answer_reward >= 1 for score in group.scores] for group in groups])
     failures = {
         "reward_failures": sum(score.failed for score in scores),
         "grader_timeouts": sum(score.rule == "timeout" for score in scores),
@@ -127,11 +124,11 @@ def several_samples(groups: Sequence[Group], n: int) -> dict[str, float]:
 
     Every 95% interval is over prompts: of shares for the unbiased estimator, of proportions for the others.
     """
-    correct = [[score.answer_reward >= 1 for score in scores] for _, _, scores in groups]
+    correct = [[score.answer_reward >= 1 for score in group.scores] for group in groups]
     unbiased = [unbiased_pass_at_n(len(row), sum(row), n) for row in correct]
     winners = [
-        (row[best_of(completions[:n])], (majority := majority_of(scores[:n])) is not None and row[majority])
-        for row, (_, completions, scores) in zip(correct, groups, strict=True)
+        (row[best_of(group.completions[:n])], (majority := majority_of(group.scores[:n])) is not None and row[majority])
+        for row, group in zip(correct, groups, strict=True)
     ]
     low, high = share_interval(unbiased, most_trials=sum(map(len, correct)))
     measured = {"pass_unbiased": fmean(unbiased), "pass_unbiased_low": low, "pass_unbiased_high": high}

@@ -26,12 +26,12 @@ from veritune.core.config import CommonConfig
 from veritune.core.errors import CheckpointError, DataError, EngineError, Interrupted, RewardError, TrainingError
 from veritune.core.randomness import derive_seed
 from veritune.core.run_folder import Checkpoint, RunFolder
-from veritune.core.types import Completion, Engine, Example, Pairs, RewardFunction, Sampling, Score, Task
+from veritune.core.types import Completion, Engine, Example, Group, Pairs, RewardFunction, Sampling, Score, Task
 from veritune.engines.weight_check import load_proven_weights
 from veritune.grading import OneByOne
 from veritune.model.parallel import ALONE, Workers, share_rows
 from veritune.model.policy import Policy, checkpoint_activations, encode_prompts, save_policy, trained_parameters
-from veritune.trainer.evaluate import Group, evaluate, log_generations
+from veritune.trainer.evaluate import evaluate, log_generations
 from veritune.trainer.microbatches import add_supervised_gradient, prove_packing
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -244,7 +244,7 @@ def sample_and_grade(
     prompts_ids = encode_prompts(session.policy, map(session.task.prompt, examples))
     sampling = sampling_of(session.config, step, purpose, stop=session.task.stop, n=n)
     groups = evaluate(session.engine, partial(safe_rewards, session, f"step {step}"), examples, prompts_ids, sampling)
-    require_version([completions for _, completions, _ in groups], version)
+    require_version([group.completions for group in groups], version)
     return groups
 
 
