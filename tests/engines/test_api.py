@@ -1,12 +1,14 @@
 """The endpoint engine against a scripted endpoint: streams, stop strings, refusals, and faults worth another try."""
 
 import json
+import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from veritune.commands.launch import launch
 from veritune.core.errors import ConfigError, EngineError
 from veritune.core.types import Sampling
 from veritune.engines import api, create_engine
@@ -190,6 +192,22 @@ def test_the_key_comes_from_the_named_variable_and_nowhere_else(serve, random_po
     config = EvalConfig(engine="api", engine_url=(endpoint.url + "/v1/",), engine_model="m", api_key_env="MY_KEY")
     create_engine(config, random_policy).generate([[20]], Sampling(max_tokens=3))
     assert endpoint.keys == ["Bearer abc"]
+
+
+def test_the_run_folder_of_an_endpoint_is_nobody_elses(serve, tmp_path, monkeypatch):
+    endpoint, _ = serve(lambda payload, attempt: [piece("x", "stop"), "[DONE]"])
+    monkeypatch.setenv("MY_KEY", "abc")
+    settings = {"engine": "api", "engine_url": (endpoint.url + "/v1/",), "engine_model": "m", "api_key_env": "MY_KEY"}
+    asked = launch("eval", EvalConfig(validation_examples=1, run=tmp_path / "asked", **settings))
+    assert asked.stat().st_mode & 0o777 == 0o700
+    own = launch("eval", EvalConfig(validation_examples=1, run=tmp_path / "own", max_tokens=2))
+    assert own.stat().st_mode & 0o077 == 0o055 & ~current_umask()
+
+
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 @pytest.mark.parametrize(

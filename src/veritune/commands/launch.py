@@ -114,7 +114,8 @@ def _follow(
             run.lock()
             run.forget_after(checkpoint.step if checkpoint else -1)
         else:
-            run = RunFolder.create(path, to_toml(config), describe_environment(recipe, policy))
+            private = config.engine == "api"  # what an endpoint was sent, and what it answered, is nobody else's
+            run = RunFolder.create(path, to_toml(config), describe_environment(recipe, policy), private=private)
         stack.callback(run.unlock)
         listeners = [stack.enter_context(display(run, config)), stack.enter_context(tracking(config, path))]
         rewards = stack.enter_context(grading_pool(task, config.reward_workers, config.reward_seconds)).score

@@ -50,13 +50,20 @@ class RunFolder:
     # --- Creation -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path, config_toml: str, environment: Mapping[str, Any]) -> RunFolder:
-        """Start a new run. A folder that already holds a run is refused: nothing is ever overwritten."""
+    def create(
+        cls, path: Path, config_toml: str, environment: Mapping[str, Any], *, private: bool = False
+    ) -> RunFolder:
+        """Start a new run. A folder that already holds a run is refused: nothing is ever overwritten.
+
+        Nobody else may read a `private` folder.
+        """
         if (path / "config.toml").exists():
             raise ConfigError(f"run folder {path} already holds a run; resume it, or choose another folder")
         run = cls(path)
         with _disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
+            if private:
+                path.chmod(0o700)
         run.lock()
         _replace_file(path / "environment.json", json.dumps(environment, indent=2) + "\n")
         _replace_file(path / "config.toml", config_toml)

@@ -55,6 +55,7 @@ class EventLog:
         if not resume and path.exists():
             raise ConfigError(f"run is {folder}, which already holds a run; resume it, or choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # prompts and answers are nobody else's
         self._file = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
