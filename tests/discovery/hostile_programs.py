@@ -102,6 +102,27 @@ HOSTILE: dict[str, tuple[str, str | None]] = {
         "for i in range(10**6):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * 10**6)",
         "stopped for keeping more than",
     ),
+    "unlinked but open": (
+        "import os\nkept = []\nfor i in range(55):\n  f = open('f', 'wb'); f.write(b'x' * 4 * 10**6); f.flush()\n"
+        "  os.unlink('f'); kept.append(f)\nimport time\ntime.sleep(1)\npoints = [[1]]",
+        "stopped for keeping more than",
+    ),
+    "replaced but open": (
+        "import os, time\nkept = []\nfor i in range(9):\n  f = open(f'f{i}', 'wb'); f.write(b'x' * 10**6); f.flush()\n"
+        "  os.replace(f'f{i}', 'f'); kept.append(f)\ntime.sleep(1)\npoints = [[1]]",
+        "stopped for keeping more than",
+    ),
+    "without a name from the start": (
+        "import tempfile, time\nkept = [tempfile.TemporaryFile() for _ in range(9)]\n"
+        "for f in kept: f.write(b'x' * 10**6); f.flush()\ntime.sleep(1)\npoints = [[1]]",
+        "stopped for keeping more than",
+    ),
+    "unlinked but mapped": (
+        "import mmap, os, time\nkept = []\nfor i in range(9):\n  with open('f', 'w+b') as f:\n"
+        "    f.truncate(4 * 10**6); kept.append(mmap.mmap(f.fileno(), 4096))\n  os.unlink('f')\n"
+        "time.sleep(1)\npoints = [[1]]",
+        "stopped for keeping more than",
+    ),
     "one huge file": ("f = open('f', 'wb')\nwhile True: f.write(b'x' * 10**6)", "Error"),
     "many files": ("for i in range(10**9): open(f'f{i}', 'w').close()", "stopped for keeping more than"),
     "not UTF-8": ("import os\nos.write(1, bytes(range(256)) * 9)\nos._exit(3)", "exit status 3"),

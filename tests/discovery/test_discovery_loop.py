@@ -66,6 +66,11 @@ def of_type(folder: Path, kind: str) -> list[dict]:
     return [event for event in read_events(folder) if event["type"] == kind]
 
 
+def best_program(folder: Path) -> str:
+    """The program as the model wrote it, without the function that was added below it."""
+    return (folder / "best_program.py").read_text().partition("\n\ndef run_code(run_code=")[0]
+
+
 def conversation(folder: Path) -> dict:
     return json.loads((folder / "conversation_log.json").read_text())
 
@@ -96,7 +101,7 @@ def test_through_everything_to_the_scripted_best(tmp_path: Path) -> None:
     assert len(of_type(folder, "failure")) == 5
     assert [verdicts.get(f"r{n}-i0-s0", (None, None))[1] for n in range(14)] == scores
     assert len(of_type(folder, "retry")) == 2 + 2 + 1 + 2
-    assert (folder / "best_program.py").read_text() == ROOTS
+    assert best_program(folder) == ROOTS
     points = json.loads((folder / "best_points.json").read_text())
     assert len(points) == 40
     assert sorted(sum(x * x for x in point) for point in points) == [2] * 40
@@ -156,7 +161,7 @@ def test_best_of_n_asks_n_times_and_keeps_the_best(tmp_path: Path) -> None:
         folder = discover(config(endpoint, tmp_path / "run", strategy=("best-of-n",), samples=3, concurrency=3))
         assert len(endpoint.requests) == 3
         assert all(request["messages"] == endpoint.requests[0]["messages"] for request in endpoint.requests)
-    assert (folder / "best_program.py").read_text() == ROOTS
+    assert best_program(folder) == ROOTS
 
 
 def test_islands_keep_to_themselves_until_they_migrate(tmp_path: Path) -> None:
@@ -275,7 +280,7 @@ def test_cut_at_any_event_and_resumed_it_asks_only_what_is_unanswered(tmp_path: 
             discover(config(endpoint, folder, rounds=3, resume=True))
             assert len(endpoint.requests) == 3 - answered
         assert [exchange["messages"] for exchange in conversation(folder)["exchanges"]] == expected
-        assert (folder / "best_program.py").read_text() == ROOTS
+        assert best_program(folder) == ROOTS
         assert replay_conversation(folder / "conversation_log.json") == (ROOTS, 40)
         assert len(of_type(folder, "answer")) == len(of_type(folder, "verdict")) == 3
 
@@ -378,6 +383,43 @@ def test_a_problem_to_minimize(tmp_path: Path) -> None:
     assert of_type(folder, "stop")[0]["reason"] == "score 6 reached"
     assert json.loads((folder / "best_points.json").read_text()) == [6, 4, 1, 0]
     assert replay_conversation(folder / "conversation_log.json") == (rulers[3], 6)
+
+
+def test_a_model_may_write_what_the_course_asks_for(tmp_path: Path) -> None:
+    """Floats in a tuple are stored as plain integers; the best program scores where the first item is looked at."""
+    program = f"import numpy as np\n{AXES}\ndef run_code():\n    return np.array(points, dtype=float), 5\n"
+    bare = f"{ROOTS}\nfound = run_code()\n"
+    with ScriptedEndpoint([answers(fenced(program)), answers(fenced(bare))]) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", rounds=2))
+        assert "`return (points,)`" in endpoint.requests[0]["messages"][1]["content"]
+    assert [event["score"] for event in of_type(folder, "verdict")] == [10, 40]
+    first = of_type(folder, "verdict")[0]["candidate"]
+    assert first == [[2 * s if k == i else 0 for k in range(5)] for i in range(5) for s in (1, -1)]
+    assert all(type(x) is int for row in first for x in row)
+    scope: dict = {}
+    exec((folder / "best_program.py").read_text(), scope)
+    handed_over = scope["run_code"]()
+    assert isinstance(handed_over, tuple)
+    assert handed_over[0] == json.loads((folder / "best_points.json").read_text())
+
+
+def test_the_run_folder_is_nobody_elses(tmp_path: Path) -> None:
+    with ScriptedEndpoint([answers(fenced(AXES))]) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run"))
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o755)  # as earlier versions left it
+        discover(config(endpoint, folder, resume=True, rounds=2))
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_verification_past_its_limit_costs_its_sample_and_not_the_run(tmp_path: Path) -> None:
+    endless = "import numpy as np\npoints = np.random.default_rng(1).integers(-2**62, 2**62, (9000, 24))\n"
+    with ScriptedEndpoint(
+        [answers(fenced(endless)), answers(fenced("points = [[2] + [0] * 23, [-2] + [0] * 23]\n"))]
+    ) as endpoint:
+        folder = discover(config(endpoint, tmp_path / "run", dimension=24, rounds=2, verification_seconds=0.3))
+    assert [event["score"] for event in of_type(folder, "verdict")] == [0, 2]
+    assert of_type(folder, "verdict")[0]["message"] == "the verification was stopped after its limit of 0.3 s"
 
 
 def test_refusals(tmp_path: Path, monkeypatch) -> None:

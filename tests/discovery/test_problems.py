@@ -83,7 +83,8 @@ FAULTS = {
     "point 7 is the zero vector": lambda p: [*p[:7], [0] * 11, *p[8:]],
     "point 5 has 12 coordinates; 11 are required": lambda p: [*p[:5], [*p[5], 0], *p[6:]],
     "point 5 has 10 coordinates; 11 are required": lambda p: [*p[:5], p[5][:10], *p[6:]],
-    "coordinate 2 of point 9 is the float 1.0": lambda p: [*p[:9], [*p[9][:2], 1.0, *p[9][3:]], *p[10:]],
+    "coordinate 2 of point 9 is the float 1.5": lambda p: [*p[:9], [*p[9][:2], 1.5, *p[9][3:]], *p[10:]],
+    "coordinate 2 of point 9 has 997 bits": lambda p: [*p[:9], [*p[9][:2], 1e300, *p[9][3:]], *p[10:]],
     "coordinate 0 of point 0 is the float nan": lambda p: [[float("nan"), *p[0][1:]], *p[1:]],
     "coordinate 0 of point 0 is the float inf": lambda p: [[float("inf"), *p[0][1:]], *p[1:]],
     "coordinate 0 of point 0 is the boolean True": lambda p: [[True, *p[0][1:]], *p[1:]],
@@ -143,11 +144,56 @@ def test_equality_to_the_last_bit_decides() -> None:
     assert not build_problem("kissing", 3).verify([[big, big, 1], [big, 0, big]]).valid
 
 
-def test_numpy_integers_are_integers_and_numpy_floats_are_not() -> None:
+def test_numpy_integers_and_whole_floats_are_integers() -> None:
     assert KISSING.verify(np.array(roots(11), dtype=np.int8)).score == 220
     assert KISSING.verify([np.array(row) for row in axes(11)]).score == 22
-    assert "is the float" in KISSING.verify(np.array(roots(11), dtype=float)).message
+    for kind in (np.float64, np.float32, np.float16, np.longdouble):
+        assert KISSING.verify(np.array(roots(11), dtype=kind)).score == 220
+        uneven = np.array(roots(11), dtype=kind)
+        uneven[7, 3] += 0.5
+        message = KISSING.verify(uneven).message
+        assert message == f"coordinate 3 of point 7 is the float {uneven[7, 3]}; only integers are allowed"
+    assert KISSING.judge([[float(x) for x in row] for row in axes(11)]).points == axes(11)
     assert "is the boolean" in KISSING.verify(np.array(axes(11)) > 0).message
+
+
+SHAPES = {
+    "bare": lambda p: p,
+    "in a tuple": lambda p: (p,),
+    "with its dimension": lambda p: (p, 11),
+    "with a wrong dimension": lambda p: (p, 12),
+    "in a list": lambda p: [p, 11],
+    "an array": np.array,
+    "an array of whole floats": lambda p: np.array(p, dtype=float),
+    "an array in a tuple": lambda p: (np.array(p),),
+    "an array with its dimension": lambda p: (np.array(p, dtype=float), np.int64(11)),
+    "tuples": lambda p: tuple(map(tuple, p)),
+    "an array of one more dimension": lambda p: np.array([p]),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_candidate_may_stand_first_in_a_tuple(name: str) -> None:
+    verdict, points, num_points = KISSING.judge(SHAPES[name](axes(11)))
+    assert (verdict.valid, verdict.score, num_points, points) == (True, 22, 22, axes(11))
+
+
+def test_nothing_else_is_unwrapped() -> None:
+    two_sets = KISSING.verify((axes(11), roots(11)))
+    assert two_sets.message == "point 0 has 22 coordinates; 11 are required"
+    assert not KISSING.verify(((axes(11),),)).valid
+    assert KISSING.verify(([], 11)).message == "0 points given; at least 2 are needed"
+    assert KISSING.verify(np.array(3)).message == "the candidate must be a list of points, not a value of type int"
+    assert build_problem("golomb_ruler", 4).judge(([0.0, 1.0, 4.0, 6.0], 4)).points == [0, 1, 4, 6]
+    assert build_problem("golomb_ruler", 4).verify([0, 1, 4, 6]).score == 6
+
+
+def test_duplicates_are_found_without_comparing_pairs(monkeypatch) -> None:
+    monkeypatch.delattr("veritune.discovery.problems.kissing.minimum_squared_distance")
+    points = roots(11)
+    said = "Minimum squared distance 0 < maximum squared norm {} (points {} and {}): the two points are duplicates"
+    assert KISSING.verify([*points, points[9], points[3], points[9]]).message == said.format(2, 3, 221)
+    assert build_problem("kissing", 24).verify([[1, 0] * 12] * 20_000).message == said.format(12, 0, 1)
 
 
 def brute_force(points) -> tuple[int, int, int]:
@@ -161,7 +207,7 @@ def brute_force(points) -> tuple[int, int, int]:
 @given(st.data())
 def test_the_minimum_distance_is_that_of_plain_arithmetic(data) -> None:
     dimension = data.draw(st.integers(1, 24))
-    bits = data.draw(st.sampled_from([1, 2, 8, 24, 25, 26, 43, 63, 64, 65, 128, 256]))
+    bits = data.draw(st.sampled_from([1, 2, 8, 10, 11, 21, 22, 24, 25, 26, 43, 63, 64, 65, 128, 256]))
     coordinate = st.integers(1 - 2**bits, 2**bits - 1)
     near = st.sampled_from([2**bits - 1, 2**bits - 2, 1 - 2**bits, 0, 1])
     row = st.lists(coordinate | near, min_size=dimension, max_size=dimension)
@@ -175,6 +221,19 @@ def test_blocks_do_not_change_the_minimum(monkeypatch) -> None:
     points[59] = [x + 1 for x in points[31]]
     monkeypatch.setattr("veritune.discovery.distances._BLOCK_ELEMENTS", 500)
     assert minimum_squared_distance(points) == (3, 31, 59) == brute_force(points)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 7), (7, 4), (64, 64), (60, 60)])
+def test_tiles_do_not_change_the_minimum_or_its_first_pair(shape, monkeypatch) -> None:
+    """Among few values many pairs attain the minimum; factors that all coordinates share make no difference."""
+    monkeypatch.setattr("veritune.discovery.distances._TILE_ROWS", shape[0])
+    monkeypatch.setattr("veritune.discovery.distances._TILE_COLUMNS", shape[1])
+    draw = random.Random(sum(shape))
+    for largest in (2, 3, 900, 2**20):
+        points = [[draw.randint(-largest, largest) for _ in range(3)] for _ in range(60)]
+        expected = brute_force(points)
+        assert minimum_squared_distance(points) == expected
+        assert minimum_squared_distance(scaled(points, 6**90)) == (expected[0] * 36**90, *expected[1:])
 
 
 def test_593_points_of_43_bits_are_quick() -> None:
@@ -194,8 +253,11 @@ def test_the_table_of_bounds_is_consistent() -> None:
     assert exact == [1, 2, 3, 4, 8, 24]
     assert all(problem.best_known.value <= problem.bound for problem in values)
     assert [p.bound for p in values] == sorted(p.bound for p in values)
-    assert all(problem.best_known.date and problem.best_known.source and problem.bound_source for problem in values)
+    assert all(problem.best_known.date.isdigit() for problem in values[2:])
+    assert all(", " in problem.best_known.source for problem in values[2:])  # author and title
+    assert all(problem.bound_source[-4:].isdigit() for problem in values[2:])  # the year, after author and title
     assert (values[10].best_known.value, values[10].bound) == (604, 868)
+    assert "at least 600" in values[10].best_known.source
     beyond = build_problem("kissing", 25)
     assert (beyond.bound, beyond.best_known) == (3**25 - 1, None)
 
@@ -253,7 +315,7 @@ def test_golomb_rulers() -> None:
     assert problem.verify([0, 1, 2, 9, 20]).message == "difference 1 occurs twice (marks 0 and 1, marks 1 and 2)"
     assert "4 marks given; 5 are required" in problem.verify([0, 1, 4, 6]).message
     assert "marks 0 and 4 are duplicates (0)" in problem.verify([0, 1, 4, 9, 0]).message
-    assert "is the float 11.0" in problem.verify([0, 1, 4, 9, 11.0]).message
+    assert "mark 4 is the float 11.5" in problem.verify([0, 1, 4, 9, 11.5]).message
     assert problem.better(11, 12)
 
 
@@ -279,6 +341,28 @@ def test_covering_designs() -> None:
     assert problem.name == "covering_design:3,2"  # a run's log rebuilds the problem from this name
     # Schönheim by hand: ceil(7/2) = 4, ceil(8*4/3) = 11, ceil(9*11/4) = 25, ceil(10*25/5) = 50, ceil(11*50/6) = 92
     assert build_problem("covering_design:6,5", 11).bound == 92
+
+
+def test_large_covering_designs(monkeypatch) -> None:
+    """Against a plain count of subsets, with blocks cut into many chunks, and designs whose plain count is hopeless."""
+    monkeypatch.setattr("veritune.discovery.problems.covering_design._RANKS_AT_ONCE", 50)
+    draw = random.Random(4)
+    for v, k, t in [(9, 4, 2), (10, 5, 3), (8, 3, 3), (7, 7, 4), (6, 4, 1)]:
+        for number in (1, 5, 20):
+            blocks = [draw.sample(range(v), k) for _ in range(min(number, comb(v, t)))]
+            covered = {subset for block in blocks for subset in combinations(sorted(block), t)}
+            missing = [list(subset) for subset in combinations(range(v), t) if subset not in covered]
+            verdict = build_problem(f"covering_design:{k},{t}", v).verify(blocks)
+            assert verdict.valid == (not missing)
+            if missing:
+                expected = f"{len(missing)} of {comb(v, t)} subsets are not covered; the first is {missing[0]}"
+                assert verdict.message == expected
+    monkeypatch.undo()
+    # blocks with 5,005 subsets each; some 2,000 of them cover everything, and of repeated ones one counts
+    many = [draw.sample(range(30), 15) for _ in range(5_000)]
+    assert build_problem("covering_design:15,6", 30).verify(many).score == 5_000
+    repeated = build_problem("covering_design:15,6", 30).verify([list(range(15))] * 50_000)
+    assert repeated.message == "588770 of 593775 subsets are not covered; the first is [0, 1, 2, 3, 4, 15]"
 
 
 def test_every_bound_that_is_called_exact_is_met_by_the_design_that_proves_it() -> None:

@@ -156,6 +156,14 @@ INTERFACES = {
     "print('hello')\nimport sys\nsys.stdout.flush()\npoints = [[2**300]]": [[2**300]],
     "from dataclasses import dataclass\n@dataclass\nclass P:\n  x: int\npoints = [[P(5).x]]": [[5]],
     "if __name__ == '__main__': points = 1\nelse: points = [[6]]": [[6]],
+    "import tempfile, time\nf = tempfile.TemporaryFile()\nf.write(b'x' * 10**6)\ntime.sleep(0.2)\npoints = [[8]]": [
+        [8]
+    ],
+    "import numpy as np, os, time\nm = np.memmap('f', dtype=np.int8, mode='w+', shape=10**6)\nos.unlink('f')\n"
+    "time.sleep(0.2)\npoints = [[9]]": [[9]],
+    "def run_code(): return ([[1]], 1)": [[[1]], 1],
+    "def run_code(): pass\ndef get_centers(): return [[2]]\npoints = [[3]]": [[2]],
+    "def run_code(): pass\npoints = [[3]]": [[3]],
     "open('note', 'w').write('7')\npoints = [[int(open('note').read())]]": [[7]],
 }
 

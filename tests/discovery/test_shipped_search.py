@@ -51,6 +51,9 @@ def test_582_through_loop_sandbox_verifier_and_report(tmp_path) -> None:
         assert (metrics["validity"], metrics["num_points"], metrics["combined_score"]) == (True, 582, 582)
         assert exit_code(metrics) == 0
     assert [event["score"] for event in read_events(folder) if event["type"] == "verdict"] == [582, 582]
+    program = (folder / "best_program.py").read_text()
+    assert program.endswith("    return (points,)\n")
+    assert program.count("def run_code") == 1
     report = (folder / "report.md").read_text()
     assert "**Construction**" in report
     assert "**Search**" in report

@@ -25,11 +25,17 @@ class VerifyConfig:
     """The problem's size: dimension, side of the grid, marks of the ruler or points of the design."""
     program_seconds: float = 60.0
     """Wall-clock limit of a program."""
+    verification_seconds: float = 120.0
+    """Wall-clock limit of the verification."""
+    verification_memory_mb: int = 4096
+    """Memory limit of the verification."""
     unsafe_no_sandbox: bool = False
     """Run a program also where Landlock or seccomp is missing, with the layers that remain."""
 
     def __post_init__(self) -> None:
-        require(self, "program_seconds", 0 < self.program_seconds < float("inf"), "positive and finite")
+        for name in ("program_seconds", "verification_seconds"):
+            require(self, name, 0 < getattr(self, name) < float("inf"), "positive and finite")
+        require(self, "verification_memory_mb", self.verification_memory_mb >= 1, "at least 1")
 
 
 def verify(config: VerifyConfig) -> int:
@@ -39,6 +45,8 @@ def verify(config: VerifyConfig) -> int:
         config.file,
         config.dimension,
         program_seconds=config.program_seconds,
+        verification_seconds=config.verification_seconds,
+        verification_memory_mb=config.verification_memory_mb,
         unsafe_no_sandbox=config.unsafe_no_sandbox,
     )
     print(json.dumps(metrics))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -72,6 +73,10 @@ class DiscoverConfig:
     """Wall-clock limit of one candidate program."""
     program_memory_mb: int = 2048
     """Memory limit of one candidate program."""
+    verification_seconds: float = 120.0
+    """Wall-clock limit of the verification of one candidate."""
+    verification_memory_mb: int = 4096
+    """Memory limit of the verification of one candidate."""
     unsafe_no_sandbox: bool = False
     """Run candidate programs also where Landlock or seccomp is missing, with the layers that remain."""
     seed: int = 0
@@ -97,16 +102,20 @@ class DiscoverConfig:
             "max_answer_tokens",
             "concurrency",
             "program_memory_mb",
+            "verification_memory_mb",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.rounds is not None and self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}; it must be at least 1")
-        for name in ("request_seconds", "program_seconds", "token_budget", "time_budget_seconds", "cost_budget"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in (
+            *("request_seconds", "program_seconds", "verification_seconds"),
+            *("token_budget", "time_budget_seconds", "cost_budget"),
+        ):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive and finite")
         for name in ("temperature", "retries", "backoff_seconds", "input_price", "output_price"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
 
     @property

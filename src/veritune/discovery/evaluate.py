@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,27 +9,33 @@ from typing import Any
 from veritune.discovery.problem import Problem, Verdict
 from veritune.discovery.problems import build_problem
 from veritune.discovery.sandbox import Limits, SandboxLevel, require_sandbox, run_program
+from veritune.discovery.verification import UnreadableCandidate, VerificationLimits, judge_apart
 
 _MAX_FILE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A verdict, the candidate it is about (None where a program left none), and how the program ran."""
+    """A verdict, what it is about, and how the program ran."""
 
     verdict: Verdict
-    candidate: Any
+    points: list[Any] | None
+    """What was verified, in plain integers; None where it was refused."""
+    num_points: int
+    """Of the points that the program left, valid or not."""
     sandbox: str
     seconds: float
     """Of the program, without the verification."""
 
 
-def evaluate_program(problem: Problem, source: str, limits: Limits, level: SandboxLevel) -> Evaluation:
-    """Runs `source` in the sandbox and verifies what it left, in this process and exactly."""
+def evaluate_program(
+    problem: Problem, source: str, limits: Limits, verification: VerificationLimits, level: SandboxLevel
+) -> Evaluation:
+    """Runs `source` in the sandbox and verifies what it left, exactly and in a worker."""
     result = run_program(source, limits, level)
     if result.error:
-        return Evaluation(Verdict(False, 0, result.error), None, result.sandbox, result.seconds)
-    return Evaluation(problem.verify(result.candidate), result.candidate, result.sandbox, result.seconds)
+        return Evaluation(Verdict(False, 0, result.error), None, 0, result.sandbox, result.seconds)
+    return Evaluation(*judge_apart(problem, result.answer, verification), result.sandbox, result.seconds)
 
 
 def verify_file(
@@ -39,6 +44,8 @@ def verify_file(
     dimension: int,
     *,
     program_seconds: float = 60.0,
+    verification_seconds: float = 120.0,
+    verification_memory_mb: int = 4096,
     unsafe_no_sandbox: bool = False,
 ) -> dict[str, Any]:
     """The metrics of a candidate file: a `.py` program, run in the sandbox, or else JSON points.
@@ -48,22 +55,23 @@ def verify_file(
     program where the sandbox is incomplete; every fault of the file or its candidate is in `error`.
     """
     problem = build_problem(problem_name, dimension)
+    verification = VerificationLimits(verification_seconds, verification_memory_mb)
     path = Path(path)
+    level = require_sandbox(unsafe=unsafe_no_sandbox) if path.suffix == ".py" else None
     ran: dict[str, Any] = {}
-    candidate = None
+    num_points = 0
     try:
-        if path.suffix == ".py":
-            level = require_sandbox(unsafe=unsafe_no_sandbox)
-            evaluation = evaluate_program(problem, _read(path), Limits(seconds=program_seconds), level)
-            verdict, candidate = evaluation.verdict, evaluation.candidate
+        if level is not None:
+            source = _read(path).decode("utf-8-sig")
+            evaluation = evaluate_program(problem, source, Limits(seconds=program_seconds), verification, level)
+            verdict, num_points = evaluation.verdict, evaluation.num_points
             ran = {"sandbox": evaluation.sandbox, "seconds": round(evaluation.seconds, 3)}
         else:
-            candidate = _points(path)
-            verdict = problem.verify(candidate)
-    except (OSError, UnicodeDecodeError, _UnreadableFile) as error:
+            verdict, _, num_points = judge_apart(problem, _read(path), verification)
+    except (OSError, UnicodeDecodeError, UnreadableCandidate) as error:
         verdict = Verdict(False, 0, f"{path}: {error}")
     return {
-        "num_points": len(candidate) if isinstance(candidate, list) else 0,
+        "num_points": num_points,
         "dimension": dimension,
         "validity": verdict.valid,
         "combined_score": verdict.score,
@@ -77,25 +85,9 @@ def exit_code(metrics: dict[str, Any]) -> int:
     return 0 if metrics["validity"] is True else 1
 
 
-class _UnreadableFile(Exception):
-    pass
-
-
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         data = file.read(_MAX_FILE_BYTES + 1)
     if len(data) > _MAX_FILE_BYTES:
-        raise _UnreadableFile(f"larger than {_MAX_FILE_BYTES >> 20} MB")
-    return data.decode("utf-8-sig")
-
-
-def _points(path: Path) -> Any:
-    try:
-        value = json.loads(_read(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise _UnreadableFile(f"not JSON ({error})") from error
-    except UnicodeDecodeError:
-        raise
-    except ValueError as error:  # an integer of more digits than Python agrees to read
-        raise _UnreadableFile(f"not readable as JSON ({error})") from error
-    return value["points"] if isinstance(value, dict) and "points" in value else value
+        raise UnreadableCandidate(f"larger than {_MAX_FILE_BYTES >> 20} MB")
+    return data

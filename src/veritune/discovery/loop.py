@@ -26,6 +26,7 @@ from veritune.discovery.problems import build_problem
 from veritune.discovery.prompts import build_messages, extract_program
 from veritune.discovery.proposers import ProposalError, Proposer, Request, api_key, build_proposer
 from veritune.discovery.sandbox import Limits, SandboxLevel, require_sandbox
+from veritune.discovery.verification import VerificationLimits
 
 # What a resumed run may change: where and how fast it asks, and when it stops; not what it is.
 _CHANGEABLE = (
@@ -104,7 +105,7 @@ def _begin(log: EventLog, config: DiscoverConfig, problem: Problem, level: Sandb
         return
     first = log.events[0]["config"]
     for name, value in settings.items():
-        if name not in _CHANGEABLE and first[name] != value:
+        if name not in _CHANGEABLE and first.get(name, value) != value:
             raise ConfigError(f"{name} is {value!r}, but the run to resume has {first[name]!r}; it must stay the same")
     log.append("resume", config=settings, sandbox=str(level), missing_layers=level.missing)
 
@@ -213,10 +214,11 @@ def _ask(
 def _evaluate(run: _Run, program: str | None, finish_reason: str | None) -> Evaluation:
     cut = " The answer was cut off at its token limit." if finish_reason == "length" else ""
     if program is None:
-        return Evaluation(Verdict(False, 0, f"The answer holds no Python program.{cut}"), None, str(run.level), 0.0)
+        return Evaluation(Verdict(False, 0, f"The answer holds no Python program.{cut}"), None, 0, str(run.level), 0.0)
     limits = Limits(seconds=run.config.program_seconds, memory_mb=run.config.program_memory_mb)
+    verification = VerificationLimits(run.config.verification_seconds, run.config.verification_memory_mb)
     with run.running_programs:
-        evaluation = evaluate_program(run.problem, program, limits, run.level)
+        evaluation = evaluate_program(run.problem, program, limits, verification, run.level)
     if evaluation.verdict.valid or not cut:
         return evaluation
     verdict = dataclasses.replace(evaluation.verdict, message=evaluation.verdict.message + cut)
@@ -242,7 +244,7 @@ def _log_verdict(run: _Run, attempt_id: str, program: str | None, evaluation: Ev
             message=verdict.message,
             sandbox=evaluation.sandbox,
             program_seconds=evaluation.seconds,
-            candidate=evaluation.candidate if leads else None,
+            candidate=evaluation.points if leads else None,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,25 @@ from veritune.discovery.prompts import extract_program
 from veritune.discovery.report import draw_scores, report_text
 
 CONVERSATION_FILE = "conversation_log.json"
+_RETURNS_A_TUPLE = re.compile(
+    r"^def run_code\(\)[^\n]*:\n(?:[ \t][^\n]*\n|\n)*[ \t]+return \(points,\)\s*\Z", re.MULTILINE
+)
+_TUPLE_FUNCTION = """
+
+def run_code(run_code=globals().get("run_code"), get_centers=globals().get("get_centers")):
+    # Evaluators score the first item of what run_code() returns.
+    found = run_code() if callable(run_code) else None
+    if found is None and callable(get_centers):
+        found = get_centers()
+    if found is None:
+        found = points
+    try:
+        len({first_number})  # a number has no length, and then these are the points themselves
+        found = found[0]
+    except (IndexError, TypeError):
+        found = found if hasattr(found, "shape") else list(found)
+    return (found,)
+"""
 
 
 def write_outputs(folder: Path) -> None:
@@ -34,10 +54,19 @@ def write_outputs(folder: Path) -> None:
     leader = best(played, problem)
     _write(folder / CONVERSATION_FILE, json.dumps(_conversation(events, played, leader), indent=1))
     if leader is not None and leader.program is not None:
-        _write(folder / "best_program.py", leader.program)
+        _write(folder / "best_program.py", scored_by_evaluators(leader.program, problem))
         _write(folder / "best_points.json", json.dumps(leader.candidate))
     figure = draw_scores(folder / "score_by_round.png", played, problem)
     _write(folder / "report.md", report_text(events, played, leader, problem, figure))
+
+
+def scored_by_evaluators(program: str, problem: Problem) -> str:
+    """`program`, whose functions hand over (points,) in the end; one that has a global `points` alone needs nothing."""
+    last = _RETURNS_A_TUPLE.search(program)
+    if not re.search("run_code|get_centers", program) or (last and last[0].count("return") == 1):
+        return program
+    first_number = "found[0]" if problem.depth == 1 else "found[0][0]"
+    return program.rstrip("\n") + "\n" + _TUPLE_FUNCTION.format(first_number=first_number)
 
 
 def _conversation(events: Sequence[Event], played: Sequence[Attempt], leader: Attempt | None) -> dict[str, Any]:

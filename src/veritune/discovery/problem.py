@@ -1,13 +1,14 @@
-"""What a discovery problem is, and the exact checks that every problem's verifier starts with.
+"""What a discovery problem is, and the exact reading that every problem's verifier starts with.
 
-A candidate is JSON data: lists of integers. No verifier here knows a tolerance, a float or a candidate's own claim.
+A candidate is data: lists of whole numbers. No verifier here knows a tolerance, a rounded float or a candidate's own
+claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,14 @@ class Verdict:
     score: int
     """The problem's own number (points, length, blocks) if valid, else 0."""
     message: str
+
+
+class Judgement(NamedTuple):
+    """A verdict and its grounds: the verified points, None where they were refused, and how many were given."""
+
+    verdict: Verdict
+    points: list[Any] | None
+    num_points: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +66,60 @@ class Problem:
     """No valid candidate can pass this score; proven, see `bound_source`."""
     bound_source: str
     best_known: BestKnown | None
-    verify: Callable[[Any], Verdict]
-    """Exact and total: any JSON value gets a verdict, none raises."""
+    depth: Literal[1, 2]
+    """1 where a candidate is a list of integers, 2 where it is a list of rows of integers."""
+    read: Callable[[Any], list[Any]]
+    """The candidate as lists of Python integers; raises CandidateFault."""
+    check: Callable[[list[Any]], tuple[int, str]]
+    """Score and message of what was read; raises CandidateFault."""
 
     def better(self, score: int, other: int) -> bool:
         """Whether `score` beats `other`; ties do not."""
         return score > other if self.goal == "maximize" else score < other
+
+    def verify(self, candidate: Any) -> Verdict:
+        """Exact and total: any JSON value or NumPy array gets a verdict, none raises."""
+        return self.judge(candidate).verdict
+
+    def judge(self, candidate: Any) -> Judgement:
+        """The verdict, with the points that it is about; the candidate may stand first in a tuple (`unwrapped`)."""
+        candidate = unwrapped(candidate, self.depth)
+        given = len(candidate) if _is_list(candidate) else 0
+        try:
+            points = self.read(candidate)
+            score, message = self.check(points)
+        except CandidateFault as fault:
+            return Judgement(Verdict(False, 0, str(fault)), None, given)
+        return Judgement(Verdict(True, score, message), points, given)
 
 
 class CandidateFault(Exception):
     """Why a candidate is no solution, in words that name the offending place."""
 
 
-def judged(check: Callable[[Any], tuple[int, str]]) -> Callable[[Any], Verdict]:
-    """A verifier from a check that returns (score, message) or raises CandidateFault."""
+def unwrapped(candidate: Any, depth: int) -> Any:
+    """`points` of (points,) and of (points, dimension), which programs for this kind of problem return; else as it is.
 
-    def verify(candidate: Any) -> Verdict:
-        try:
-            score, message = check(candidate)
-        except CandidateFault as fault:
-            return Verdict(False, 0, str(fault))
-        return Verdict(True, score, message)
+    Only a whole candidate of the problem's `depth`, beside which nothing but single values stands, counts as wrapped.
+    """
+    if not (_is_list(candidate) and len(candidate) and _is_nested(candidate[0], depth)):
+        return candidate
+    return candidate if any(map(_is_list, candidate[1:])) else candidate[0]
 
-    return verify
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _is_nested(value: Any, depth: int) -> bool:
+    return _is_list(value) and (depth == 1 or all(_is_nested(item, depth - 1) for item in value))
+
+
+def first_duplicates(values: Sequence[Hashable]) -> tuple[int, int] | None:
+    """The first pair i < j, in row order, of equal values, found by hashing."""
+    first: dict[Hashable, int] = {}
+    pairs = ((first.setdefault(value, j), j) for j, value in enumerate(values))
+    return min((pair for pair in pairs if pair[0] != pair[1]), default=None)
 
 
 def integer_rows(
@@ -99,10 +139,16 @@ def integer_rows(
         values = sequence(row, f"{noun} {index} must be a list of {columns} integers")
         if len(values) != columns:
             raise CandidateFault(f"{noun} {index} has {len(values)} coordinates; {columns} are required")
-        if not all(type(value) is int and value.bit_length() <= MAX_COORDINATE_BITS for value in values):
+        if not _are_integers(values):
+            values = [int(value) if type(value) is float and value.is_integer() else value for value in values]
+        if not _are_integers(values):
             values = [integer(value, f"coordinate {k} of {noun} {index}") for k, value in enumerate(values)]
         checked.append(values)
     return checked
+
+
+def _are_integers(values: list[Any]) -> bool:
+    return all(type(value) is int and value.bit_length() <= MAX_COORDINATE_BITS for value in values)
 
 
 def sequence(value: Any, requirement: str) -> list[Any]:
@@ -115,8 +161,8 @@ def sequence(value: Any, requirement: str) -> list[Any]:
 
 
 def integer(value: Any, place: str) -> int:
-    """`value` as a Python integer of at most MAX_COORDINATE_BITS bits: no bool, float, NaN or text."""
-    if isinstance(value, np.integer):
+    """`value` as a Python integer of at most MAX_COORDINATE_BITS bits: no text, no bool, no float that is not whole."""
+    if isinstance(value, np.integer) or (isinstance(value, float | np.floating) and value.is_integer()):
         value = int(value)
     if type(value) is not int:
         raise CandidateFault(f"{place} is {_described(value)}; only integers are allowed")

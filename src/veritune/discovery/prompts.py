@@ -43,8 +43,9 @@ def _statement(problem: Problem, config: DiscoverConfig) -> str:
     limit = "upper" if problem.goal == "maximize" else "lower"
     return (
         f"## The problem\n\n{problem.statement}\n\n{known}Proven {limit} bound: {problem.bound}.\n\n"
-        "## The program\n\nYour program is imported, not run as a script. The candidate is what its function "
-        "run_code() returns; without one, what get_centers() returns; without that, the value of the global `points`. "
+        "## The program\n\nYour program is imported, not run as a script. Its function run_code() ends with "
+        "`return (points,)`, where `points` is the candidate; without it, the candidate is what get_centers() returns; "
+        "without that, the value of the global `points`. "
         f"It must be {problem.schema}. It may use the standard library and numpy, and has {config.program_seconds:g} "
         f"seconds on one core and {config.program_memory_mb} MB of memory, no network, no threads, no other processes "
         "and no files but in its working folder. Set a time limit inside of it and return the best candidate found "

@@ -82,7 +82,7 @@ def _search_proposer(config: DiscoverConfig) -> Proposer:
             else "Search: perturb the best set so far, repair it by tabu search, keep the largest."
         )
         call = f"search(dimension={config.dimension}, seed={request.draw}, seconds={seconds}, start={start or []})"
-        code = f"{program}\n\ndef run_code():\n    return {call}\n"
+        code = f"{program}\n\ndef run_code():\n    points = {call}\n    return (points,)\n"
         return Answer(f"{idea}\n\n```python\n{code}```\n", "stop", 0, 0)
 
     return propose

@@ -56,14 +56,14 @@ _MAX_SCRATCH_FILES = 1000
 class Limits:
     """What one candidate program may use.
 
-    >>> Limits(seconds=60.0, memory_mb=2048, output_mb=16)
+    >>> Limits(seconds=60.0, memory_mb=2048, output_mb=32)
     """
 
     seconds: float = 60.0
     """Wall-clock time; CPU time is bounded by the same."""
     memory_mb: int = 2048
-    output_mb: int = 16
-    """Each of: what is printed, the result, the files in the scratch folder."""
+    output_mb: int = 32
+    """Each of: what is printed, the result, the files in the scratch folder, unlinked but open ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ class ProgramResult:
     error: str
     seconds: float
     sandbox: str
+    answer: bytes = b""
+    """The JSON object that holds the candidate, as the program's process wrote it."""
 
 
 def require_sandbox(*, unsafe: bool = False) -> SandboxLevel:
@@ -201,7 +203,8 @@ def _run(source: str, limits: Limits, layers: tuple[str, ...]) -> ProgramResult:
                 os.close(descriptor)
         shutil.rmtree(scratch, ignore_errors=True)
     candidate, error = (None, fault) if fault else _parse(result, printed, process.returncode, layers)
-    return ProgramResult(candidate, error, time.monotonic() - started, "+".join(layers) or "none")
+    answer = b"" if error else result.partition(b"\n")[2]
+    return ProgramResult(candidate, error, time.monotonic() - started, "+".join(layers) or "none", answer)
 
 
 def _job(source: str, limits: Limits, layers: tuple[str, ...], scratch: str, result_pipe: int) -> dict[str, Any]:
@@ -308,7 +311,7 @@ def _collect(
                     selector.unregister(key.fd)
             if any(len(data) > most for data in received.values()):
                 fault = f"the program was stopped for writing more than {limits.output_mb} MB"
-            elif _scratch_exceeds(scratch, most):
+            elif _scratch_exceeds(scratch, most, process.pid):
                 fault = f"the program was stopped for keeping more than {limits.output_mb} MB or 1000 files"
             if ended and not ready:
                 break
@@ -316,15 +319,38 @@ def _collect(
     return result, printed[-_SHOWN_OUTPUT_BYTES:], fault
 
 
-def _scratch_exceeds(scratch: str, most_bytes: int) -> bool:
-    total = 0
+def _scratch_exceeds(scratch: str, most_bytes: int, process: int) -> bool:
+    total = sum(_unlisted_sizes(process, Path(scratch).name, most_bytes).values())
     with contextlib.suppress(FileNotFoundError), os.scandir(scratch) as entries:
         for count, entry in enumerate(entries):
             with contextlib.suppress(FileNotFoundError):
                 total += entry.stat(follow_symlinks=False).st_size
-            if total > most_bytes or count >= _MAX_SCRATCH_FILES:
+            if count >= _MAX_SCRATCH_FILES:
                 return True
-    return False
+    return total > most_bytes
+
+
+def _unlisted_sizes(process: int, scratch_name: str, most_bytes: int) -> dict[int, int]:
+    """Sizes, by inode, of the scratch files that `process` and its children use and no folder lists.
+
+    A deleted file lives on while it is open, or mapped into memory. The size of one that is only mapped cannot be seen:
+    it counts as the largest that a file may be.
+    """
+    sizes: dict[int, int] = {}
+    folder = Path("/proc", str(process))
+    with contextlib.suppress(OSError):  # it has ended, or there is no /proc
+        for line in (folder / "maps").read_text(errors="replace").splitlines():
+            if scratch_name in line and line.endswith(" (deleted)"):
+                sizes[int(line.split(maxsplit=5)[4])] = most_bytes
+        for link in (folder / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                status = link.stat()
+                if status.st_nlink == 0 and scratch_name in os.readlink(link):
+                    sizes[status.st_ino] = status.st_size
+        for thread in (folder / "task").iterdir():
+            for child in (thread / "children").read_text().split():
+                sizes |= _unlisted_sizes(int(child), scratch_name, most_bytes)
+    return sizes
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

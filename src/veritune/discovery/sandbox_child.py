@@ -47,7 +47,7 @@ def main() -> None:
     sys.argv = ["program.py"]
     try:
         answer = {"candidate": plain(run_candidate(job["source"]))}
-        data = json.dumps(answer).encode()
+        data = json.dumps(answer, separators=(",", ":")).encode()
     except BaseException as error:  # a candidate may raise anything, SystemExit and its own BaseExceptions included
         data = json.dumps({"error": explain(error, job["source"])}).encode()
     send(result_pipe, data)
@@ -55,16 +55,19 @@ def main() -> None:
 
 
 def run_candidate(source: str) -> Any:
-    """The candidate of a program: what run_code() returns, else get_centers(), else the global `points`."""
+    """The candidate of a program: what run_code() returns, else get_centers(), else the global `points`.
+
+    None is no candidate: after a function that returns it the next place is looked at.
+    """
     module = types.ModuleType("program")
     sys.modules["program"] = module
     exec(compile(source, "program.py", "exec", dont_inherit=True), module.__dict__)
     for function_name in ("run_code", "get_centers"):
         function = getattr(module, function_name, None)
-        if callable(function):
-            return function()
+        if callable(function) and (candidate := function()) is not None:
+            return candidate
     if not hasattr(module, "points"):
-        raise NameError("the program defines none of run_code(), get_centers() and points")
+        raise NameError("the program gives no points by run_code(), get_centers() or the global `points`")
     return module.points
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from veritune.core.errors import ConfigError
-from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
+from veritune.discovery.problem import BestKnown, CandidateFault, Problem, first_duplicates, integer_rows
 
 _EXACT = {1: 2, 2: 4, 3: 9, 4: 20, 5: 45, 6: 112}
 _KNOWN = {
@@ -28,14 +30,17 @@ def build(dimension: int) -> Problem:
     # A cap of F_3^n meets each of three parallel hyperplanes in a cap of F_3^(n - 1).
     bound = _EXACT[dimension] if dimension in _EXACT else _EXACT[6] * 3 ** (dimension - 6)
 
-    def check(candidate: object) -> tuple[int, str]:
-        points = integer_rows(
-            candidate, dimension, noun="point", at_least=1, at_most=bound,
-            why_at_most=f"the proven upper bound in dimension {dimension}",
-        )  # fmt: skip
+    read = partial(
+        integer_rows, columns=dimension, noun="point", at_least=1, at_most=bound,
+        why_at_most=f"the proven upper bound in dimension {dimension}",
+    )  # fmt: skip
+
+    def check(points: list[list[int]]) -> tuple[int, str]:
         for index, point in enumerate(points):
             if any(x not in (0, 1, 2) for x in point):
                 raise CandidateFault(f"point {index} is {point}; every coordinate must be 0, 1 or 2")
+        if duplicates := first_duplicates([tuple(point) for point in points]):
+            raise CandidateFault("points {} and {} are duplicates".format(*duplicates))
         _refuse_lines(np.array(points, dtype=np.int64))
         return len(points), f"{len(points)} points of F_3^{dimension}, no three on a line"
 
@@ -51,19 +56,18 @@ def build(dimension: int) -> Problem:
         bound=bound,
         bound_source="exact value" if dimension in _EXACT else "three caps of the dimension below, from 112 in F_3^6",
         best_known=_KNOWN.get(dimension),
-        verify=judged(check),
+        depth=2,
+        read=read,
+        check=check,
     )
 
 
 def _refuse_lines(points: np.ndarray) -> None:
-    """Raises on a repeated point or on three that sum to zero; `points` is (n, dimension) over {0, 1, 2}."""
+    """Raises on three that sum to zero; `points` is (n, dimension) over {0, 1, 2}, without duplicates."""
     powers = 3 ** np.arange(points.shape[1])
     codes = points @ powers
     holder = np.full(3 ** points.shape[1], -1)
-    for index, code in enumerate(codes):
-        if holder[code] >= 0:
-            raise CandidateFault(f"points {holder[code]} and {index} are duplicates")
-        holder[code] = index
+    holder[codes] = np.arange(len(codes))
     for index, point in enumerate(points):
         # The third point of the line through x and y is -(x + y); for y = x that is x itself.
         thirds = holder[(-(point + points[:index]) % 3) @ powers]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from functools import partial
+from itertools import chain, combinations, islice
 from math import comb
 
+import numpy as np
+
 from veritune.core.errors import ConfigError
-from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
+from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows
 
 _LARGEST_COUNT = 2_000_000
 """Of t-subsets to cover: what a verifier can enumerate in seconds."""
+_RANKS_AT_ONCE = 1 << 20
+"""Of t-subsets of blocks; bounds the memory of a verification."""
 
 # Sizes that are exact because a Steiner system S(t, k, v) exists: every t-subset lies in exactly one block.
 _STEINER = {
@@ -41,21 +46,23 @@ def build(dimension: int, block_size: int, strength: int) -> Problem:
     bound = _schonheim(dimension, block_size, strength)
     steiner = _STEINER.get((dimension, block_size, strength))
 
-    def check(candidate: object) -> tuple[int, str]:
-        blocks = integer_rows(
-            candidate, block_size, noun="block", at_least=1, at_most=wanted,
-            why_at_most="with which every subset can have a block of its own",
-        )  # fmt: skip
+    read = partial(
+        integer_rows, columns=block_size, noun="block", at_least=1, at_most=wanted,
+        why_at_most="with which every subset can have a block of its own",
+    )  # fmt: skip
+
+    def check(blocks: list[list[int]]) -> tuple[int, str]:
         for index, block in enumerate(blocks):
             if len(set(block)) < block_size or not all(0 <= x < dimension for x in block):
                 raise CandidateFault(
                     f"block {index} is {block}; it must have {block_size} distinct points between 0 and {dimension - 1}"
                 )
-        covered = {subset for block in blocks for subset in combinations(sorted(block), strength)}
-        if len(covered) < wanted:
-            missed = next(subset for subset in combinations(range(dimension), strength) if subset not in covered)
+        distinct = dict.fromkeys(tuple(sorted(block)) for block in blocks)
+        covered = _covered(np.array(list(distinct)), dimension, strength)
+        if not covered.all():
+            missed = next(islice(combinations(range(dimension), strength), int(covered.argmin()), None))
             raise CandidateFault(
-                f"{wanted - len(covered)} of {wanted} subsets are not covered; the first is {list(missed)}"
+                f"{wanted - covered.sum()} of {wanted} subsets are not covered; the first is {list(missed)}"
             )
         return len(blocks), f"{len(blocks)} blocks cover all {wanted} subsets of {strength} points"
 
@@ -72,8 +79,34 @@ def build(dimension: int, block_size: int, strength: int) -> Problem:
         bound=bound,
         bound_source="Schönheim 1964",
         best_known=BestKnown(bound, "classical", steiner) if steiner else None,
-        verify=judged(check),
+        depth=2,
+        read=read,
+        check=check,
     )
+
+
+def _covered(blocks: np.ndarray, points: int, strength: int) -> np.ndarray:
+    """Which subsets of `strength` of the points lie in a block, in lexicographic order, as booleans (subsets,).
+
+    `blocks` is (b, block size), each row ascending. The rank of c_1 < ... < c_t among all t-subsets of v points is
+    C(v, t) - 1 - sum of C(v - 1 - c_i, t + 1 - i), so that subsets are found by sums in place of a search. The rest of
+    the blocks is left out as soon as nothing is missing.
+    """
+    subsets, in_block = comb(points, strength), comb(blocks.shape[1], strength)
+    chosen = chain.from_iterable(combinations(range(blocks.shape[1]), strength))
+    places = np.fromiter(chosen, dtype=np.int16, count=in_block * strength).reshape(in_block, strength)
+    weights = np.array([[comb(points - 1 - c, strength - i) for c in range(points)] for i in range(strength)])
+    covered = np.zeros(subsets, dtype=bool)
+    blocks_at_once = max(1, _RANKS_AT_ONCE // in_block)
+    for start in range(0, len(blocks), blocks_at_once):
+        some = blocks[start : start + blocks_at_once]
+        ranks = np.full((len(some), in_block), subsets - 1)
+        for i in range(strength):
+            ranks -= weights[i][some][:, places[:, i]]
+        covered[ranks] = True
+        if covered.all():
+            break
+    return covered
 
 
 def _schonheim(v: int, k: int, t: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veritune.core.errors import ConfigError
-from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer, judged, sequence
+from veritune.discovery.problem import BestKnown, CandidateFault, Problem, first_duplicates, integer, sequence
 
 # Lengths of optimal rulers with 2, 3, ... marks; the last ones were proven by distributed.net (27: 2014, 28: 2022).
 _OPTIMAL = (
@@ -21,13 +21,13 @@ def build(dimension: int) -> Problem:
     # All n(n - 1)/2 differences are distinct positive integers, so the largest is at least their number.
     bound = _OPTIMAL[dimension - 2] if proven else dimension * (dimension - 1) // 2
 
-    def check(candidate: object) -> tuple[int, str]:
-        marks = [
-            integer(value, f"mark {index}")
-            for index, value in enumerate(sequence(candidate, f"the candidate must be a list of {dimension} integers"))
-        ]
+    def read(candidate: object) -> list[int]:
+        marks = sequence(candidate, f"the candidate must be a list of {dimension} integers")
         if len(marks) != dimension:
             raise CandidateFault(f"{len(marks)} marks given; {dimension} are required")
+        return [integer(value, f"mark {index}") for index, value in enumerate(marks)]
+
+    def check(marks: list[int]) -> tuple[int, str]:
         _refuse_repeated_differences(marks)
         length = max(marks) - min(marks)
         return length, f"{dimension} marks with distinct differences, length {length}"
@@ -46,17 +46,19 @@ def build(dimension: int) -> Problem:
         best_known=BestKnown(bound, "2022", "optimal rulers, proven up to 28 marks by distributed.net")
         if proven
         else None,
-        verify=judged(check),
+        depth=1,
+        read=read,
+        check=check,
     )
 
 
 def _refuse_repeated_differences(marks: list[int]) -> None:
+    if duplicates := first_duplicates(marks):
+        raise CandidateFault("marks {} and {} are duplicates ({})".format(*duplicates, marks[duplicates[0]]))
     seen: dict[int, tuple[int, int]] = {}
     for j, second in enumerate(marks):
         for i, first in enumerate(marks[:j]):
             difference = abs(second - first)
-            if difference == 0:
-                raise CandidateFault(f"marks {i} and {j} are duplicates ({first})")
             if difference in seen:
                 k, m = seen[difference]
                 raise CandidateFault(f"difference {difference} occurs twice (marks {k} and {m}, marks {i} and {j})")

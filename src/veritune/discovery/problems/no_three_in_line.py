@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import gcd
 
 from veritune.core.errors import ConfigError
-from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows, judged
+from veritune.discovery.problem import BestKnown, CandidateFault, Problem, first_duplicates, integer_rows
 
 _TWO_PER_ROW_KNOWN = {*range(2, 47), 48, 50, 52}
 _LARGEST_SIDE = 1000
@@ -17,13 +18,16 @@ def build(dimension: int) -> Problem:
         raise ConfigError(f"dimension is {dimension}; for no_three_in_line it must lie between 2 and {_LARGEST_SIDE}")
     bound = 2 * dimension
 
-    def check(candidate: object) -> tuple[int, str]:
-        points = integer_rows(
-            candidate, 2, noun="point", at_least=1, at_most=bound, why_at_most="two for each row of the grid"
-        )
+    read = partial(
+        integer_rows, columns=2, noun="point", at_least=1, at_most=bound, why_at_most="two for each row of the grid"
+    )
+
+    def check(points: list[list[int]]) -> tuple[int, str]:
         for index, point in enumerate(points):
             if not all(0 <= x < dimension for x in point):
                 raise CandidateFault(f"point {index} is {point}; coordinates must lie between 0 and {dimension - 1}")
+        if duplicates := first_duplicates([tuple(point) for point in points]):
+            raise CandidateFault("points {} and {} are duplicates".format(*duplicates))
         _refuse_collinear(points)
         return len(points), f"{len(points)} points of the {dimension} x {dimension} grid, no three in line"
 
@@ -41,19 +45,19 @@ def build(dimension: int) -> Problem:
         best_known=BestKnown(bound, "1998", "Flammenkamp, Progress in the no-three-in-line problem, II")
         if dimension in _TWO_PER_ROW_KNOWN
         else None,
-        verify=judged(check),
+        depth=2,
+        read=read,
+        check=check,
     )
 
 
 def _refuse_collinear(points: list[list[int]]) -> None:
-    """Raises on a repeated point or on three in line: from each point, no direction may occur twice."""
+    """Raises on three in line: from each of the distinct points, no direction may occur twice."""
     for i, (x, y) in enumerate(points):
         seen: dict[tuple[int, int], int] = {}
         for j in range(i + 1, len(points)):
             dx, dy = points[j][0] - x, points[j][1] - y
             divisor = gcd(dx, dy)
-            if divisor == 0:
-                raise CandidateFault(f"points {i} and {j} are duplicates")
             if (dx, dy) < (0, 0):
                 divisor = -divisor
             direction = (dx // divisor, dy // divisor)
