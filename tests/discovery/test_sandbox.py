@@ -175,6 +175,13 @@ def test_interfaces(source: str, level: SandboxLevel) -> None:
     assert json.dumps(result.candidate) == json.dumps(INTERFACES[source])  # json tells 3 from 3.0 and True from 1
 
 
+def test_a_small_text_of_many_lists_is_not_unfolded(level: SandboxLevel) -> None:
+    """Seven megabytes of text would take a hundred and forty in this process; of two million rows it is enough."""
+    result = run_program("points = [[]] * 2_200_000", Limits(), level)
+    assert (result.candidate, result.error) == (None, "the program's result holds more than 2100000 lists")
+    assert len(run_program("points = [[]] * 2_000_000", Limits(), level).candidate) == 2_000_000
+
+
 def test_numpy_computes(level: SandboxLevel) -> None:
     source = "import numpy as np\na = np.arange(9.0).reshape(3, 3) + np.eye(3)\npoints = [int(round(np.linalg.det(a)))]"
     result = run_program(source, LIMITS, level)

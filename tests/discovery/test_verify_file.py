@@ -15,8 +15,10 @@ import pytest
 from veritune.core.errors import ConfigError
 from veritune.discovery import build_problem, exit_code, verification, verify_file
 from veritune.discovery import sandbox as sandbox_module
+from veritune.discovery.evaluate import evaluate_program
 from veritune.discovery.outputs import scored_by_evaluators
-from veritune.discovery.sandbox import REQUIRED_LAYERS, SandboxLevel, probe_sandbox
+from veritune.discovery.sandbox import REQUIRED_LAYERS, Limits, SandboxLevel, probe_sandbox
+from veritune.discovery.verification import VerificationLimits
 
 AXES = [[2 * s if k == i else 0 for k in range(11)] for i in range(11) for s in (1, -1)]
 
@@ -135,6 +137,18 @@ def test_every_form_that_the_course_knows(name: str, tmp_path: Path) -> None:
     program.write_text(source_of(name))
     metrics = verify_file("kissing", program, 11)
     assert (metrics["error"], metrics["combined_score"], metrics["num_points"]) == (None, 22, 22)
+
+
+def test_an_answer_in_another_encoding_costs_its_sample_and_not_the_run() -> None:
+    if not set(REQUIRED_LAYERS) <= set(probe_sandbox().layers):
+        pytest.skip("programs need Landlock and seccomp")
+    forged = (
+        "import os\nfor fd in range(3, 9):\n  try:\n    os.write(fd, '{\"candidate\": [[7]]}'.encode('utf-16'))\n  except OSError: pass\n"
+        "os._exit(0)"
+    )
+    evaluation = evaluate_program(build_problem("kissing", 1), forged, Limits(), VerificationLimits(), probe_sandbox())
+    assert not evaluation.verdict.valid
+    assert "the program's result is not readable as JSON" in evaluation.verdict.message
 
 
 def homework_score(path: Path) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veritune.discovery.problem import Problem, Verdict
+from veritune.discovery.problem import Judgement, Problem, Verdict
 from veritune.discovery.problems import build_problem
 from veritune.discovery.sandbox import Limits, SandboxLevel, require_sandbox, run_program
 from veritune.discovery.verification import UnreadableCandidate, VerificationLimits, judge_apart
@@ -35,7 +35,11 @@ def evaluate_program(
     result = run_program(source, limits, level)
     if result.error:
         return Evaluation(Verdict(False, 0, result.error), None, 0, result.sandbox, result.seconds)
-    return Evaluation(*judge_apart(problem, result.answer, verification), result.sandbox, result.seconds)
+    try:
+        judgement = judge_apart(problem, result.answer, verification)
+    except UnreadableCandidate as error:
+        judgement = Judgement(Verdict(False, 0, f"the program's result is {error}"), None, 0)
+    return Evaluation(*judgement, result.sandbox, result.seconds)
 
 
 def verify_file(

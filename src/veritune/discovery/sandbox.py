@@ -50,6 +50,8 @@ _SHOWN_OUTPUT_BYTES = 1000
 _SHOWN_ERROR_CHARACTERS = 4000
 _MAX_OPEN_FILES = 64
 _MAX_SCRATCH_FILES = 1000
+_MAX_LISTS = 2_100_000
+"""Of a result, two million rows and some: empty lists take twenty times the memory of their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +373,8 @@ def _parse(result: bytes, printed: bytes, returncode: int, layers: tuple[str, ..
         return None, f"the sandbox did not start: {_ending(returncode)}\n{words}"
     if not body:
         return None, f"the program left no result: {_ending(returncode)}\n{words}"
+    if body.count(b"[") + body.count(b"{") > _MAX_LISTS:
+        return None, f"the program's result holds more than {_MAX_LISTS} lists"
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
