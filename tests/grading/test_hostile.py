@@ -3,10 +3,22 @@
 import os
 import threading
 import time
+from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from veritune.grading import is_equivalent, parse_gsm8k_response, question_only_reward_fn, r1_zero_reward_fn
+from veritune.grading import (
+    evaluate_arithmetic,
+    extract_answer_tag,
+    extract_boxed,
+    is_equivalent,
+    parse_gsm8k_response,
+    parse_mmlu_response,
+    question_only_reward_fn,
+    r1_zero_reward_fn,
+)
 
 HANG_SECONDS = 5.0
 
@@ -29,6 +41,12 @@ HOSTILE = {
     "a megabyte of boxes": r"\boxed{" * 140_000,
     "a megabyte of answers": "<answer>5</answer>" * 60_000,
     "a megabyte of dollars": "$" * 1_000_000,
+    "answer before spaces": "answer" + " " * 30_000,
+    "answers and newlines": "answer\n: " * 10_000,
+    "answers and commands": "answer" + r"\a" * 15_000 + "answer" + "\\" + "a" * 15_000,
+    "colons and spaces": ("answer" + " " * 50 + ":" + " " * 50) * 300,
+    "digits and commas": "1," * 100_000,
+    "minus signs": "-" * 100_000,
     "regular expression bomb": "a" * 1_900 + "!",
     "alternating words": "a b " * 450,
     "comma bomb": "1," * 900,
@@ -67,7 +85,16 @@ def grade_everything(hostile: str) -> None:
     for response in (hostile, rf"\boxed{{{hostile}}}", f"</think> <answer>{hostile}</answer>"):
         assert question_only_reward_fn(response, "6")["reward"] == 0.0
         assert r1_zero_reward_fn(response, "6")["reward"] == 0.0
-    parse_gsm8k_response(hostile)
+    parse_everything(hostile)
+
+
+def parse_everything(text: str) -> None:
+    """Give the text to every parser that the package exports: each returns a value or None."""
+    for parse in (extract_answer_tag, extract_boxed, parse_gsm8k_response):
+        assert isinstance(parse(text), str | None)
+    letter = parse_mmlu_response({"options": ["east", "west", text[:100], "5"]}, text)
+    assert letter in ("A", "B", "C", "D", None)
+    assert isinstance(evaluate_arithmetic(text), Fraction | None)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -77,6 +104,13 @@ def test_hostile_input_is_refused_at_once(name: str, tmp_path: object, monkeypat
     grade_everything(HOSTILE[name])
     assert time.monotonic() - started < HANG_SECONDS
     assert os.listdir() == []
+
+
+@given(st.text(alphabet="answer is option:ABCD \n\t*$([{}])\\boxed0123456789.,-+/<>", max_size=400))
+@settings(max_examples=300, deadline=None)
+def test_no_text_makes_a_parser_fail(text: str) -> None:
+    parse_everything(text)
+    parse_everything(text * 40)
 
 
 def test_a_tower_too_large_to_compute_is_still_decided() -> None:

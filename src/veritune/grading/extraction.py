@@ -94,12 +94,13 @@ def parse_gsm8k_response(text: str) -> str | None:
     return None if last is None else last.replace(",", "").replace("$", "")
 
 
+_WHITE_SPACE = re.compile(r"\s+")
 _STATED_LETTER = re.compile(
-    r"(?i:answer|option|choice)(?:\s+(?:is|would be|should be|must be))?\s*:?\s*(?:option|choice)?"
-    r"(?:[\s*$(\[]|\\[a-z]+\{){0,6}(?:([A-Z])(?![A-Za-z'])|([a-z])(?=\s*(?:[).\]:*}]|\Z)))",
+    r"(?i:answer|option|choice)(?: (?:is|would be|should be|must be))? ?:? ?(?:option|choice)?"
+    r"(?:[ *$(\[]|\\[a-z]{1,20}\{){0,6}(?:([A-Z])(?![A-Za-z'])|([a-z])(?= ?(?:[).\]:*}]|\Z)))",
 )
-_LEADING_LETTER = re.compile(r"\s*(?:\*\*)?[(\[]?([A-Z])(?:[)\].:]|\*\*|\s*\Z)")
-_LONE_LETTER = re.compile(r"(?<![A-Za-z0-9'])(?:A(?!\s+[a-z])|[B-HJ-Z])(?![A-Za-z0-9'])")
+_LEADING_LETTER = re.compile(r" ?(?:\*\*)?[(\[]?([A-Z])(?:[)\].:]|\*\*| ?\Z)")
+_LONE_LETTER = re.compile(r"(?<![A-Za-z0-9'])(?:A(?! [a-z])|[B-HJ-Z])(?![A-Za-z0-9'])")
 
 
 def parse_mmlu_response(example: Mapping[str, Any], text: str) -> str | None:
@@ -111,15 +112,20 @@ def parse_mmlu_response(example: Mapping[str, Any], text: str) -> str | None:
     """
     options = [str(option) for option in example["options"]]
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]
+    text = _WHITE_SPACE.sub(" ", text)  # the patterns meet single spaces, so that they take linear time
     stated = [(match[1] or match[2]).upper() for match in _STATED_LETTER.finditer(text)]
     if stated:
         return stated[-1] if stated[-1] in letters else None
     leading = _LEADING_LETTER.match(text)
     if leading and leading[1] in letters:
         return leading[1]
-    plain = text.strip().rstrip(".").casefold()
+    plain = _plain_option(text)
     for letter, option in zip(letters, options, strict=True):
-        if plain and plain == option.strip().rstrip(".").casefold():
+        if plain and plain == _plain_option(option):
             return letter
     alone = {match[0] for match in _LONE_LETTER.finditer(text)} & set(letters)
     return alone.pop() if len(alone) == 1 else None
+
+
+def _plain_option(text: str) -> str:
+    return _WHITE_SPACE.sub(" ", text).strip().rstrip(".").casefold()
