@@ -12,6 +12,7 @@ from veritune.grading.math.clock import same_clock, without_markup
 from veritune.grading.math.exact import InexactError, TooLargeError, exact_value
 from veritune.grading.math.expressions import variable_names
 from veritune.grading.math.intervals import equal_regions, intersection_of, region
+from veritune.grading.math.labels import renamed
 from veritune.grading.math.limits import MAX_CHARACTERS
 from veritune.grading.math.literals import read_number
 from veritune.grading.math.nodes import Node, letter
@@ -197,6 +198,8 @@ def _compare_values(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ve
         if not policy.unreduced_fractions and is_unreduced_fraction(answer.node):
             return Verdict(False, "unreduced")
     answer_node, gold_node = _as_equation(answer, gold), _as_equation(gold, answer)
+    if len(answer.function) == len(gold.function) and answer.function != gold.function:
+        answer_node, gold_node = renamed(answer_node, answer.function), renamed(gold_node, gold.function)
     if has_sign_choice(answer_node) or has_sign_choice(gold_node):
         same = match_unordered(_members(answer_node), _members(gold_node), equal_trees)
         same = same or _equal_conditions(_excluded(answer), _excluded(gold))
@@ -236,6 +239,8 @@ def _members(node: Node) -> list[Node]:
 
 
 def _same_label(answer: Reading, gold: Reading) -> bool:
+    if len(answer.function) == len(gold.function) > 0:
+        return answer.function[0].lower() == gold.function[0].lower()
     if "" in (answer.label, gold.label) or "?" in (answer.label, gold.label):
         return True
     return answer.label.lower() == gold.label.lower()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from veritune.grading.math.limits import UnreadableError
-from veritune.grading.math.literals import read_number, reads_as_product
+from veritune.grading.math.literals import reads_as_product
 from veritune.grading.math.tokens import Token
+from veritune.grading.math.units import is_no_noun
 from veritune.grading.math.vocabulary import (
     ANSWER_NOUNS,
     BLOCKERS,
@@ -14,15 +15,13 @@ from veritune.grading.math.vocabulary import (
     COUNTED_NOUNS,
     DETERMINERS,
     FILLERS,
-    FRACTION_WORDS,
     FUNCTIONS,
     NAMES,
-    NUMBER_WORDS,
+    NO_LAST_UNITS,
     PREPOSITIONS,
     QUANTITY_NOUNS,
     QUESTION_WORDS,
     RESULT_VERBS,
-    SCALE_WORDS,
     SUBJECT_NOUNS,
     UNIT_SYNONYMS,
 )
@@ -210,6 +209,9 @@ def _after_receiver(tokens: Sequence[Token], start: int, limit: int) -> int:
     between = range(start, value)
     if limit == len(tokens) or not all(is_wordy(tokens, index) or tokens[index].text in _PHRASING for index in between):
         return start
+    words = [tokens[index].text.lower() for index in between]
+    if any(map(is_no_noun, words)) or (words and words[-1] in NO_LAST_UNITS - {"lost", "missing"}):
+        return start
     is_clause = start > 0 or len(between) > 1
     several = sum(token.kind == "number" for token in tokens) > 1
     return value if is_clause and not several and _may_precede(tokens, value) else start
@@ -219,7 +221,7 @@ def _may_precede(tokens: Sequence[Token], value: int) -> bool:
     """Whether the word before the number leaves it what the sentence states."""
     before = tokens[value - 1].text.lower() if value else ""
     if before == "of":
-        return value > 2 and (tokens[value - 2].text.lower() in QUANTITY_NOUNS or tokens[value - 3].text.lower() == "a")
+        return value > 2 and tokens[value - 2].text.lower() in QUANTITY_NOUNS
     if before == "for":
         return value + 1 < len(tokens) and _is_measure(tokens[value + 1])
     return before not in PREPOSITIONS and before != ","
@@ -270,114 +272,7 @@ def _skip_nouns(tokens: Sequence[Token], limit: int) -> int:
     while start < limit and (
         tokens[start].text.lower() in ANSWER_NOUNS | FILLERS | {"final", "my", "our", "so"} or tokens[start].text == ":"
     ):
+        if tokens[start].text.lower() == "sum" and tokens[start + 1 : start + 2] and tokens[start + 1].text == "of":
+            return 0  # of 5 and other numbers
         start += 1
     return start
-
-
-def number_words(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Numbers in words as numerals: `seventy-two` is 72, `5 million` is 5000000, `two thirds` is 2/3."""
-    tokens = _spoken_signs(tokens)
-    if not any(_numeric_word(token) for token in tokens):
-        return tokens
-    result: list[Token] = []
-    position = 0
-    while position < len(tokens):
-        value, after = _word_number(tokens, position)
-        if after == position or _counts_subjects(tokens, position):
-            result.append(tokens[position])
-            position += 1
-            continue
-        spaced = tokens[position].spaced
-        position = after
-        result.append(Token("number", str(value), spaced))
-        position = _append_fraction(tokens, position, result)
-    return result
-
-
-def _counts_subjects(tokens: Sequence[Token], position: int) -> bool:
-    """Whether the numeral only says who: `The two brothers drank 36 ounces`."""
-    if position == 0 or tokens[position].kind == "number" or position + 2 >= len(tokens):
-        return False
-    is_definite = tokens[position - 1].text.lower() in ("the", "these", "those", "his", "her", "their")
-    is_noun = is_wordy(tokens, position + 1) and not _numeric_word(tokens[position + 1])
-    return is_definite and is_noun and any(token.kind == "number" for token in tokens[position + 2 :])
-
-
-def _spoken_signs(tokens: Sequence[Token]) -> Sequence[Token]:
-    """`minus 5` and `The answer is negative five` with a sign; the minus of `72 minus 5` stays a word."""
-    result = list(tokens)
-    for index, token in enumerate(tokens[:-1]):
-        if token.kind not in ("word", "text") or token.text.lower() not in ("minus", "negative"):
-            continue
-        following = tokens[index + 1]
-        begins = index == 0 or tokens[index - 1].text.lower() in COPULAS | FILLERS
-        if begins and (following.kind == "number" or following.text.lower() in NUMBER_WORDS):
-            result[index] = Token("sign", "-", token.spaced)
-    return result
-
-
-def _numeric_word(token: Token) -> bool:
-    lowered = token.text.lower()
-    return token.kind in ("word", "text") and (
-        lowered in NUMBER_WORDS or lowered in SCALE_WORDS or lowered in FRACTION_WORDS
-    )
-
-
-def _word_number(tokens: Sequence[Token], position: int) -> tuple[int | str, int]:
-    """The number that starts at `position` and where it ends; the same position where none starts."""
-    token = tokens[position]
-    lowered = token.text.lower()
-    if token.kind == "number":
-        return _scaled(tokens, position)
-    if token.kind not in ("word", "text") or lowered not in NUMBER_WORDS:
-        is_half = lowered == "half" and tokens[min(position + 1, len(tokens) - 1)].text in ("a", "an")
-        return ("0.5", position + 2) if is_half else (0, position)
-    total = current = 0
-    while position < len(tokens):
-        lowered = tokens[position].text.lower()
-        if (
-            tokens[position].text == "-"
-            and position + 1 < len(tokens)
-            and tokens[position + 1].text.lower() in NUMBER_WORDS
-        ):
-            position += 1
-            continue
-        if lowered in NUMBER_WORDS:
-            current += NUMBER_WORDS[lowered]
-        elif lowered == "hundred":
-            current *= 100
-        elif lowered in SCALE_WORDS:
-            total += current * SCALE_WORDS[lowered]
-            current = 0
-        elif not (lowered == "and" and current >= 100 and _numeric_word(tokens[min(position + 1, len(tokens) - 1)])):
-            break
-        position += 1
-    return total + current, position
-
-
-def _scaled(tokens: Sequence[Token], position: int) -> tuple[int | str, int]:
-    token = tokens[position]
-    value = read_number(token.text)
-    after = position + 1
-    while after < len(tokens) and tokens[after].text.lower() in SCALE_WORDS and tokens[after].kind in ("word", "text"):
-        value = value * SCALE_WORDS[tokens[after].text.lower()]
-        after += 1
-    if after == position + 1 or value.denominator != 1:
-        return token.text, position + 1
-    return int(value), after
-
-
-def _append_fraction(tokens: Sequence[Token], position: int, result: list[Token]) -> int:
-    """`two thirds` and `five and a half`, whose number has just been appended."""
-    rest = [token.text.lower() for token in tokens[position : position + 3]]
-    if rest[:1] == ["-"]:
-        rest = rest[1:]
-    coins = rest[:1] == ["quarters"] and result[-1].text not in ("1", "2", "3")
-    if rest[:1] and rest[0] in FRACTION_WORDS and not coins:
-        result += [Token("sign", "/", False), Token("number", str(FRACTION_WORDS[rest[0]]), False)]
-        return position + 1 + (tokens[position].text == "-")
-    if len(rest) == 3 and rest[0] == "and" and rest[1] in ("a", "one") and rest[2] in FRACTION_WORDS:
-        bottom = str(FRACTION_WORDS[rest[2]])
-        result += [Token("number", "1", True), Token("sign", "/", False), Token("number", bottom, False)]
-        return position + 3
-    return position

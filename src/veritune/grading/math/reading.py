@@ -14,11 +14,13 @@ from typing import Any
 
 from veritune.grading.math.clock import read_clock, read_date, read_ratio, without_markup
 from veritune.grading.math.expressions import equal_expressions, variable_names
+from veritune.grading.math.labels import Label, defines, read_label
 from veritune.grading.math.limits import UnreadableError
 from veritune.grading.math.nodes import Node
+from veritune.grading.math.number_words import number_words
 from veritune.grading.math.parser import parse
-from veritune.grading.math.prose import is_hedged, is_wordy, number_words, sentence_value, text_of
-from veritune.grading.math.tokens import Token, tokenize
+from veritune.grading.math.prose import is_hedged, is_wordy, sentence_value, text_of
+from veritune.grading.math.tokens import CLOSERS, OPENERS, Token, tokenize
 from veritune.grading.math.units import (
     CURRENCY_CODES,
     CURRENCY_SIGNS,
@@ -47,6 +49,8 @@ class Reading:
     unit: Unit = NO_UNIT
     label: str = ""
     """What the value is said to be of: `x` in `x = 5`, "?" for a longer one such as `f(2)`."""
+    function: tuple[str, ...] = ()
+    """The function and its variables where the value is said to be of one: ("f", "x") in `f(x) = 2x`."""
     items: tuple[Reading, ...] = ()
     connective: str = ","
     special: Any = None
@@ -65,11 +69,6 @@ _BASE_NAMES = {
     )
 } | {"sixteen": 16}
 _PREFIXES = frozenset({"therefore", "Rightarrow", "implies", "rightarrow", "to", "because"})
-_OPENERS = frozenset({"(", "[", "{", "langle", "begin", "lfloor", "lceil"})
-_CLOSERS = frozenset({")", "]", "}", "rangle", "end", "rfloor", "rceil"})
-_NO_LABEL = frozenset({"frac", "sqrt", "pm", "cdot", "pi"})
-_NO_FUNCTIONS = frozenset("abcdijklmnorstuvwxyz")
-"""Letters that are variables rather than functions before a bracket with a sum in it."""
 _OTHER_RELATIONS = frozenset({"<", ">", "<=", ">=", "le", "ge", "ne", "!=", "in"})
 
 
@@ -183,9 +182,9 @@ def split_list(tokens: Sequence[Token]) -> tuple[list[Sequence[Token]], set[str]
     depth = start = 0
     for index, token in enumerate(tokens):
         if token.kind in ("sign", "command"):
-            if token.text in _OPENERS:
+            if token.text in OPENERS:
                 depth += 1
-            elif token.text in _CLOSERS:
+            elif token.text in CLOSERS:
                 depth -= 1
         if depth:
             continue
@@ -228,9 +227,9 @@ def _split_at_equals(tokens: Sequence[Token]) -> list[Sequence[Token]] | None:
     for index, token in enumerate(tokens):
         if token.kind == "number":
             continue
-        if token.text in _OPENERS:
+        if token.text in OPENERS:
             depth += 1
-        elif token.text in _CLOSERS:
+        elif token.text in CLOSERS:
             depth -= 1
         elif depth == 0 and token.kind in ("sign", "command"):
             if token.text in _OTHER_RELATIONS:
@@ -251,19 +250,27 @@ def _read_value(tokens: Sequence[Token]) -> Reading:
         return _read_quantity(tokens)
     if any(not side for side in sides):
         return Reading("words", words=text_of(tokens))
-    label = label_of(sides[0])
-    if label:
-        if len(sides) == 2:
-            return _with_label(_read_quantity(sides[1]), label)
-        inner = _read_chain(sides[1:])
-        return Reading("words", words=text_of(tokens)) if inner is None else _with_label(inner, label)
-    if len(sides) == 2 and len(sides[1]) == 1 and label_of(sides[1]):
-        return _with_label(_read_quantity(sides[0]), label_of(sides[1]))
+    label = read_label(sides[0])
+    if label is not None:
+        value = _read_quantity(sides[1]) if len(sides) == 2 else _read_chain(sides[1:])
+        if value is None:
+            return Reading("words", words=text_of(tokens))
+        return _with_label(value, label) or _read_quantity(tokens)
+    label = read_label(sides[1]) if len(sides) == 2 and len(sides[1]) == 1 else None
+    if label is not None:
+        return _with_label(_read_quantity(sides[0]), label) or _read_quantity(tokens)
     return _read_chain(sides) or _read_quantity(tokens)
 
 
-def _with_label(reading: Reading, label: str) -> Reading:
-    return replace(reading, label=label) if reading.kind == "value" else reading
+def _with_label(reading: Reading, label: Label) -> Reading | None:
+    """The value as the label's; None where the label stands in the value itself."""
+    if reading.node is None:
+        return reading
+    if not defines(label, reading.node):
+        return None
+    of_sequence = label.function[:1] == (label.text[:-1],)
+    of_variables = not of_sequence or label.function[1] in variable_names(reading.node)
+    return replace(reading, label=label.text, function=label.function if of_variables else ())
 
 
 def _read_chain(sides: Sequence[Sequence[Token]]) -> Reading | None:
@@ -276,55 +283,6 @@ def _read_chain(sides: Sequence[Sequence[Token]]) -> Reading | None:
         if reading.node is None or variable_names(reading.node) or not equal_expressions(reading.node, last.node):
             return None
     return last
-
-
-def label_of(tokens: Sequence[Token]) -> str:
-    """The name of what a value is said to be of, "?" if it is more than a variable, "" if it is no label at all."""
-    tokens = _without_inverse(tokens)
-    if not tokens or len(tokens) > 12 or tokens[0].kind == "number":
-        return ""
-    depth = names = groups = 0
-    wordy = False
-    for index, token in enumerate(tokens):
-        if token.kind in ("sign", "command") and token.text in _OPENERS:
-            if depth == 0 and token.text in ("(", "["):
-                groups += 1
-                if groups > 1 or not _is_argument(tokens, index):
-                    return ""
-            depth += 1
-        elif token.kind in ("sign", "command") and token.text in _CLOSERS:
-            depth -= 1
-        elif depth or (index and tokens[index - 1].text == "_"):
-            continue
-        elif token.kind == "number" or token.text in _NO_LABEL or (token.kind == "sign" and token.text not in "_'|"):
-            return ""
-        elif token.kind in ("word", "text"):
-            if is_wordy(tokens, index) or token.kind == "text":
-                wordy = True
-            elif len(token.text) > 1 and not token.text.isupper():
-                return ""
-            names += 1
-    if names > 1 and not wordy and not any(token.kind == "command" for token in tokens):
-        return ""
-    name = "".join(token.text for token in tokens if token.text not in "{}")
-    simple = not wordy and "(" not in name and names <= 1
-    return name if simple else "?"
-
-
-def _without_inverse(tokens: Sequence[Token]) -> Sequence[Token]:
-    """`f^{-1}(2)` is as good a label as `f(2)`."""
-    is_inverse = [token.text for token in tokens[1:6]] == ["^", "{", "-", "1", "}"]
-    return [tokens[0], *tokens[6:]] if is_inverse else tokens
-
-
-def _is_argument(tokens: Sequence[Token], opening: int) -> bool:
-    """Whether a bracket belongs to a label: `f(x+1)`, `P(A)` and `(x, y)`, unlike those of `x(x-5)` and `(x-2)`."""
-    inside = tokens[opening + 1 :]
-    has_operator = any(token.kind == "sign" and token.text in "+-*/^" for token in inside)
-    if opening == 0:
-        return not has_operator
-    name = tokens[opening - 1].text
-    return name not in _NO_FUNCTIONS or not (has_operator or name in {token.text for token in inside})
 
 
 def _read_quantity(tokens: Sequence[Token]) -> Reading:
@@ -372,9 +330,9 @@ def _unit_start(tokens: Sequence[Token]) -> int:
     for index, token in enumerate(tokens):
         if token.kind == "number":
             continue
-        if token.text in _OPENERS:
+        if token.text in OPENERS:
             depth += 1
-        elif token.text in _CLOSERS:
+        elif token.text in CLOSERS:
             depth -= 1
         elif index == 0 or token.kind not in ("word", "text"):
             continue

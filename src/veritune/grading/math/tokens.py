@@ -95,6 +95,8 @@ _SYNONYMS = {
     "bigcap": "cap",
 }
 _SIGNS_FROM_COMMANDS = words("√ < > * ÷ | [ ] ( ) : ... % $ # &")
+OPENERS = words("( [ { langle begin lfloor lceil")
+CLOSERS = words(") ] } rangle end rfloor rceil")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from veritune.grading.math.tokens import Token
-from veritune.grading.math.vocabulary import RATES, UNIT_LETTERS, UNIT_STOP_WORDS, UNIT_SYNONYMS
+from veritune.grading.math.vocabulary import (
+    NO_LAST_UNITS,
+    NO_UNITS,
+    NOUNS_IN_LY,
+    RATES,
+    UNIT_ADJECTIVES,
+    UNIT_LETTERS,
+    UNIT_STOP_WORDS,
+    UNIT_SYNONYMS,
+)
 
 MAX_UNIT_WORDS = 12
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -62,33 +71,33 @@ def is_unit_letter(token: Token) -> bool:
 
 def read_unit(tokens: Sequence[Token]) -> Unit | None:
     """The unit that the tokens after a number spell, or None if they are something else than a unit."""
+    if [token.text for token in tokens] == ["in"]:
+        return Unit(frozenset({("inch", 1)}))
     dimensions: dict[str, int] = {}
     nouns: set[str] = set()
     direction = power = 1
     position = 0
-    if [token.text for token in tokens] == ["in"]:
-        return Unit(frozenset({("inch", 1)}))
-    words = sum(token.kind in ("word", "text") for token in tokens)
-    if words > MAX_UNIT_WORDS or tokens[-1].text.lower() in _DANGLING:
+    if not _may_be_unit(tokens):
         return None
     while position < len(tokens):
         token = tokens[position]
         lowered = token.text.lower()
         position += 1
-        if token.kind not in ("word", "text"):
-            if token.kind == "command" and token.text == "circ":
-                dimensions["degree"] = 1
-            elif token.kind != "sign" or token.text not in _SIGNS_IN_UNITS:
+        if token.kind == "command" and token.text == "circ":
+            dimensions["degree"] = 1
+        elif token.kind not in ("word", "text"):
+            if token.kind != "sign" or token.text not in _SIGNS_IN_UNITS:
                 return None
-            elif token.text == "/":
-                direction = -1
+            direction = -1 if token.text == "/" else direction
         elif lowered == "per" or (lowered in ("a", "an") and (dimensions or nouns)):
             direction = -1
+        elif lowered in UNIT_ADJECTIVES and position < len(tokens) and _symbol(tokens[position], ()):
+            dimensions[lowered] = 1
         elif lowered in _POWER_BEFORE:
             power = _POWER_BEFORE[lowered]
         elif not (lowered == "s" and position > 1 and tokens[position - 2].text == "'"):
             exponent, after = _exponent(tokens, position)
-            if not _add_word(token, tokens[:position], direction * power * exponent, dimensions, nouns):
+            if not _add_word(token, tokens[:position], direction * exponent, power, dimensions, nouns):
                 return None
             position, direction, power = after, 1, 1
     if "celsius" in dimensions or "fahrenheit" in dimensions:
@@ -96,10 +105,25 @@ def read_unit(tokens: Sequence[Token]) -> Unit | None:
     return Unit(frozenset(dimensions.items()), frozenset(nouns) if not dimensions else frozenset())
 
 
+def _may_be_unit(tokens: Sequence[Token]) -> bool:
+    """Whether the number of words and the last of them are a unit's; `5 marbles lost` still counts marbles."""
+    words = [token.text.lower() for token in tokens if token.kind in ("word", "text")]
+    if len(words) > MAX_UNIT_WORDS or tokens[-1].text.lower() in _DANGLING:
+        return False
+    if words[-1:] and words[-1] in _POWER_BEFORE:
+        return False
+    if words[-3:] in (["in", "the", "red"], ["in", "the", "hole"]):
+        return False
+    return not words or words[-1] not in NO_LAST_UNITS or (words[-1] in ("lost", "missing") and len(words) > 1)
+
+
 def _add_word(
-    token: Token, before: Sequence[Token], exponent: int, dimensions: dict[str, int], nouns: set[str]
+    token: Token, before: Sequence[Token], exponent: int, power: int, dimensions: dict[str, int], nouns: set[str]
 ) -> bool:
-    """Note one word as a known unit or as a noun; False for what belongs to no unit: `or`, a noun with an exponent."""
+    """Note one word as a known unit or as a noun; False for what belongs to no unit: `or`, a noun with an exponent.
+
+    `power` is that of `square` before a unit; before a noun, as in `square tiles`, it says nothing.
+    """
     symbol = _symbol(token, before)
     lowered = token.text.lower()
     if lowered in ("and", "or"):
@@ -108,13 +132,20 @@ def _add_word(
         above, below = RATES[symbol]
         dimensions.update({above: 1, below: -1})
     elif symbol:
-        dimensions[symbol] = dimensions.get(symbol, 0) + exponent
+        dimensions[symbol] = dimensions.get(symbol, 0) + power * exponent
     elif len(lowered) == 1 and lowered not in UNIT_STOP_WORDS:
         return False
     elif lowered not in UNIT_STOP_WORDS:
         nouns.add(singular(lowered))
-        return abs(exponent) == 1
+        return abs(exponent) == 1 and not is_no_noun(lowered)
     return True
+
+
+def is_no_noun(word: str) -> bool:
+    """Whether the word computes, negates or counts in place of naming what is counted."""
+    if word in NO_UNITS or word.endswith(("illion", "illions", "illionth", "illionths", "illiard", "illiards", "fold")):
+        return True
+    return word.endswith("ly") and len(word) > 4 and word not in NOUNS_IN_LY
 
 
 def _symbol(token: Token, before: Sequence[Token]) -> str | None:

@@ -28,75 +28,74 @@ NAMES = FUNCTIONS | GREEK_LETTERS | CONSTANT_WORDS
 LETTER_WORDS = words(
     "am an as at be by do go he hi if in is it me my no of oh ok on or so to up us we and not odd yes red add ace any "
     "all for how low now own act arc bet dot ego fly mm cm km kg mg ml mi ft yd lb oz hr pm sq cu cc mph kph rpm sec "
-    "min rad pts "
+    "min rad pts bps ppm ppb "
     "per sum god dog cat bit men two six ten one the set one new log"
 )
 """Short words that are never a product of variables."""
 
-NUMBER_WORDS = {
-    word: value
-    for value, word in enumerate(
-        [
-            "zero",
-            "one",
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-            "thirteen",
-            "fourteen",
-            "fifteen",
-            "sixteen",
-            "seventeen",
-            "eighteen",
-            "nineteen",
-        ]
-    )
-} | {
-    word: 10 * tens
-    for tens, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2)
+_SMALL_NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBER_WORDS = {word: value for value, word in enumerate(_SMALL_NUMBERS.split())} | {
+    word: 10 * tens for tens, word in enumerate(_TENS.split(), start=2)
 }
 SCALE_WORDS = {
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "dozen": 12,
+    name: scale
+    for names, scale in {
+        "tens": 10,
+        "dozen dozens doz": 12,
+        "score scores": 20,
+        "hundred hundreds": 10**2,
+        "gross": 144,
+        "thousand thousands": 10**3,
+        "myriad myriads": 10**4,
+        "lakh lakhs lac lacs": 10**5,
+        "million millions": 10**6,
+        "crore crores": 10**7,
+        "billion billions": 10**9,
+        "trillion trillions": 10**12,
+        "quadrillion quadrillions": 10**15,
+    }.items()
+    for name in names.split()
 }
+"""Numbers that multiply the number before them."""
+
 FRACTION_WORDS = {
-    "half": 2,
-    "halves": 2,
-    "third": 3,
-    "thirds": 3,
-    "quarter": 4,
-    "quarters": 4,
-    "fourth": 4,
-    "fourths": 4,
-    "fifth": 5,
-    "fifths": 5,
-    "sixth": 6,
-    "sixths": 6,
-    "seventh": 7,
-    "sevenths": 7,
-    "eighth": 8,
-    "eighths": 8,
-    "ninth": 9,
-    "ninths": 9,
-    "tenth": 10,
-    "tenths": 10,
-    "hundredth": 100,
-    "hundredths": 100,
-    "thousandth": 1000,
-    "thousandths": 1000,
+    name: value
+    for value, stem in {
+        3: "third",
+        4: "fourth",
+        5: "fifth",
+        6: "sixth",
+        7: "seventh",
+        8: "eighth",
+        9: "ninth",
+        10: "tenth",
+        11: "eleventh",
+        12: "twelfth",
+        **{NUMBER_WORDS[stem]: stem + "th" for stem in _SMALL_NUMBERS.split()[13:]},
+        **{NUMBER_WORDS[stem]: stem[:-1] + "ieth" for stem in _TENS.split()},
+        100: "hundredth",
+        1000: "thousandth",
+        10**6: "millionth",
+        10**9: "billionth",
+    }.items()
+    for name in (stem, stem + "s")
+} | {"half": 2, "halves": 2, "quarter": 4, "quarters": 4}
+
+PARTS = {
+    name: parts
+    for names, parts in {
+        "permille permill permil promille": 1_000,
+        "bps basispoint basispoints": 10_000,
+        "ppm": 10**6,
+        "ppb": 10**9,
+    }.items()
+    for name in names.split()
 }
+"""Words after a number that divide it, as percent does; written as one word or as two."""
 
 MONTHS = {
     name: position
@@ -144,9 +143,10 @@ RESULT_VERBS = words("equal equals amounts amount comes simplifies reduces evalu
 """Verbs after which `to` brings the value."""
 
 QUANTITY_NOUNS = words(
-    "profit loss total distance area length width height depth volume value cost price amount weight mass speed rate "
-    "income "
-    "revenue average mean score probability perimeter radius diameter time age number"
+    "profit total distance area length width height depth volume value cost price amount weight mass speed rate "
+    "income revenue average mean score probability perimeter radius diameter time age number count bill fee tip tax "
+    "balance gain surplus salary wage wages earnings savings rent budget payment temperature slope circumference "
+    "capacity size grade measure median mode duration"
 )
 """Nouns before `of` that leave the number what it is: `a profit of 70`, unlike `the square of 70`."""
 
@@ -186,6 +186,42 @@ COUNTED_NOUNS = words("options choices candidates multiples factors powers digit
 
 ANSWER_NOUNS = words("answer answers ans result solution solutions value total sum")
 
+NO_UNITS = (
+    FUNCTIONS
+    | (SCALE_WORDS | FRACTION_WORDS | PARTS).keys() - {"quarter", "quarters"}
+    | words(
+        """
+        logarithm logarithms sine cosine tangent cotangent secant cosecant exponent exponents exponential exponentiated
+        factorials conjugate conjugated transpose transposed derivative integral antiderivative differentiated
+        integrated modulus residue negation negated negating additive complementary doubling tripling halving squaring
+        cubing inverting subtracting quadruple quadrupled quintuple quintupled sextuple sextupled thrice signed
+        backward backwards reverse reversed reversal flipped mirrored mirror rotated inverted swapped upside anagram
+        repeating recurring repeated concatenated duplicated encoded scrambled shuffled permuted prime conj
+        base radix binary ternary quaternary octal hex hexadecimal roman basis
+        excluded exclude excludes exclusion excepted excepting omitted omitting removed removing deleted subtracted
+        deducted eliminated void voided cancelled canceled annulled nullified null nil nought naught zilch nada refuted
+        denied disproved disproven contradicted disallowed forbidden prohibited banned barred barring sans lacking nope
+        nay otherwise else contrary anything unlike absent
+        debt debts indebted debit debits overdrawn overdraft arrears deficit deficits loss losses owed owing liability
+        liabilities shortfall shortage underwater underground beneath subzero downward downwards decrease decreased
+        reduction drop decline declined deduction deductions
+        fold folded baker bakers nearest mega giga tera peta milli micro nano pico deci centi deca hecto
+        mille tausend hundert millones milliard milliards milliarden mio mrd mn tn bil tril wan arab googol googolplex
+        onward onwards upward upwards afterwards
+        """
+    )
+)
+"""Words that never name what a number counts: functions, operations, other notations, negations, debts, numbers."""
+
+NO_LAST_UNITS = words("short down behind off lost missing odd ago under shy")
+"""Words that name nothing at the end of what stands after a number: `5 short`."""
+
+NOUNS_IN_LY = words("family lily jelly butterfly daily weekly monthly yearly hourly quarterly nightly bully belly")
+"""Words in -ly that are no adverbs of manner."""
+
+UNIT_ADJECTIVES = words("nautical light")
+"""Words before a unit that make another one of it: `nautical miles`, `light years`."""
+
 BLOCKERS = words(
     """
     not no never none neither nor nobody nothing isn't aren't wasn't cannot can't isnt arent wasnt cant incorrect wrong
@@ -202,7 +238,7 @@ BLOCKERS = words(
     plus minus times divided multiplied multiply add added subtract subtracted difference product quotient squared
     cubed root power raised factorial choose mod modulo negative twice double doubled triple tripled half halves
     third thirds multiple multiples factor factors divisible divides divisor remainder
-    hundred thousand million billion trillion dozen dozens pi sqrt ish something than but however though although
+    pi sqrt ish something than but however though although
     first initially before after originally starts started begins began versus vs against than
     infinity infinite dividing adding multiplying tends approaches converges diverges goes increases decreases
     grand mil bn
@@ -213,8 +249,9 @@ BLOCKERS = words(
     conditionally hypothetically arguably predicted predicts predict guessed guesses expected expects hoped claims
     claimed lied wished wanted imaginary speculative tentative unverified unconfirmed pending rejected discarded
     incorrectly mistaken bogus fake increased reduced lowered negated inverted trebled floored ceiling floor cap
+    backwards backward reversed negation excluded excepted omitted refuted
     """
-)
+) | (SCALE_WORDS.keys() - {"score", "scores", "gross"})
 """Words that make a number part of a bound, a hedge, a condition, a negation or a further computation."""
 
 UNIT_SYNONYMS = {
@@ -258,13 +295,41 @@ UNIT_SYNONYMS = {
         "radian": "radian radians rad rads",
         "celsius": "celsius centigrade",
         "fahrenheit": "fahrenheit",
-        "percent": "percent %",
+        "percent": "percent % pct",
         "N": "newton newtons",
         "J": "joule joules",
         "W": "watt watts",
         "kW": "kw kilowatt kilowatts",
         "Hz": "hz hertz",
         "V": "volt volts",
+        "kWh": "kwh",
+        "Pa": "Pa pascal pascals",
+        "kPa": "kPa kilopascal kilopascals",
+        "kJ": "kJ kilojoule kilojoules",
+        "kHz": "khz kilohertz",
+        "MHz": "mhz megahertz",
+        "GHz": "ghz gigahertz",
+        "A": "ampere amperes amp amps",
+        "ohm": "ohm ohms",
+        "mol": "mol mole moles",
+        "calorie": "calorie calories",
+        "kilocalorie": "kcal kilocalorie kilocalories",
+        "acre": "acre acres",
+        "hectare": "hectare hectares",
+        "millisecond": "millisecond milliseconds",
+        "decade": "decade decades",
+        "century": "century centuries",
+        "kelvin": "kelvin kelvins",
+        "bit": "bits",
+        "byte": "byte bytes",
+        "MB": "MB megabyte megabytes",
+        "GB": "GB gigabyte gigabytes",
+        "teaspoon": "tsp teaspoon teaspoons",
+        "tablespoon": "tbsp tablespoon tablespoons",
+        "yuan": "yuan rmb cny renminbi",
+        "won": "krw",
+        "peso": "peso pesos",
+        "franc": "franc francs chf",
     }.items()
     for name in names.split()
 } | {"mph": "mph", "kph": "kph", "kmh": "kph", "kmph": "kph", "mpg": "mpg"}
