@@ -152,8 +152,9 @@ def _read_tokens(tokens: Sequence[Token], sentences: bool) -> Reading:
     # Words equal the same words alone: `The answer is no solution` hedges nothing.
     if is_hedged(tokens[:value_start] if only_words else tokens, value_start):
         return Reading("words", words=text_of(tokens))
-    tokens = value
-    return _read_list(tokens)
+    if only_words and (phrase := PHRASES.get(text_of(value))):
+        return read(phrase)
+    return _read_list(value)
 
 
 def _read_list(tokens: Sequence[Token]) -> Reading:

@@ -8,87 +8,13 @@ from __future__ import annotations
 
 import re
 
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸ", "0123456789+-()nixy", strict=True))
-_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉ₙₓ", "0123456789nx", strict=True))
-_FRACTIONS = {
-    sign: f" \\frac{{{top}}}{{{bottom}}}"
-    for sign, (top, bottom) in {
-        "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5), "⅗": (3, 5),
-        "⅘": (4, 5), "⅙": (1, 6), "⅚": (5, 6), "⅐": (1, 7), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8), "⅞": (7, 8),
-        "⅑": (1, 9), "⅒": (1, 10),
-    }.items()
-}  # fmt: skip
-_GREEK = dict(
-    zip(
-        "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΣΦΨΩℓ",
-        [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "zeta",
-            "eta",
-            "theta",
-            "iota",
-            "kappa",
-            "lambda",
-            "mu",
-            "nu",
-            "xi",
-            "rho",
-            "sigma",
-            "tau",
-            "upsilon",
-            "phi",
-            "chi",
-            "psi",
-            "omega",
-            "Gamma",
-            "Delta",
-            "Theta",
-            "Lambda",
-            "Xi",
-            "Sigma",
-            "Phi",
-            "Psi",
-            "Omega",
-            "ell",
-        ],
-        strict=True,
-    )
-)
-_SIGNS = {
-    **dict.fromkeys("−–—‒﹣－‑", "-"),
-    **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " "),
-    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
-    **dict.fromkeys("×✕✖⋅·∙•∗", " * "),
-    **dict.fromkeys("÷", "÷"),
-    **dict.fromkeys("∕⁄／", "/"),
-    **dict.fromkeys("‘’′", "'"),
-    **dict.fromkeys("“”", '"'),
-    "＋": "+", "＝": "=", "．": ".", "，": ",", "（": "(", "）": ")", "％": "%", "：": ":", "。": ".", "、": ",",
-    "≦": "\\le ", "≧": "\\ge ",
-    "≤": "\\le ", "⩽": "\\le ", "≥": "\\ge ", "⩾": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ",
-    "∞": "\\infty ", "π": "\\pi ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∖": "\\setminus ", "∅": "\\varnothing ",
-    "ø": "\\varnothing ", "°": "^\\circ ", "º": "^\\circ ", "∠": "\\angle ", "△": "\\triangle ", "⟨": "\\langle ",
-    "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ",
-    "⌉": "\\rceil ", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
-    "∛": "\\sqrt[3]", "∜": "\\sqrt[4]", "…": "...", "⋯": "...", "→": "\\to ", "⇒": "\\Rightarrow ", "∴": "\\therefore ",
-    "ϕ": "\\phi ", "∧": "\\land ", "∨": "\\lor ", "℃": "^\\circ C", "℉": "^\\circ F", "𝑖": "i", "ⅈ": "i", "ⅇ": "e",
-}  # fmt: skip
-_TABLE = str.maketrans(
-    _SIGNS
-    | _FRACTIONS
-    | {sign: f"\\{name} " for sign, name in _GREEK.items()}
-    | {chr(ord("０") + digit): str(digit) for digit in range(10)}
-    | {chr(ord(first) + shift): chr(ord(plain) + shift) for first, plain in ("ＡA", "ａa") for shift in range(26)}
-)
-_SUPERSCRIPT_RUN = re.compile("[" + "".join(_SUPERSCRIPTS) + "]+")
-_SUBSCRIPT_RUN = re.compile("[" + "".join(_SUBSCRIPTS) + "]+")
-_OVERLINED = re.compile("((?:[0-9]\u0305)+)|([0-9])\u0307")
+from veritune.grading.math.chinese import translate_chinese
+from veritune.grading.math.markup import without_styles
+from veritune.grading.math.unicode_signs import spell_out_unicode
 
-_THIN_GROUPS = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|\\!,|,\\!|~)(?=[0-9]{3}(?![0-9]))")
+_THIN_GROUPS = re.compile(
+    r"(?<=[0-9])(?:(?:\\!)?\s?(?:,|\{,\})\s?(?:\\!\s?)+|\{,\}\s?|\\!,|\\thinspace\s?|\\[,;:! ]|~)(?=[0-9]{3}(?![0-9]))"
+)
 _SPACED_GROUPS = re.compile(r"(?<![0-9.,/^_{a-zA-Z])([0-9]{1,3})((?: [0-9]{3})++)(?![0-9/]| *[/])")
 _ROW_SPACING = re.compile(r"\\\\\[[^\]\[]{0,12}\]")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
@@ -97,57 +23,69 @@ _BOLD = re.compile(r"(?<![0-9A-Za-z)}\]])\*\*(?! )([^*]{1,200})(?<! )\*\*(?![0-9
 _REPEATING = re.compile(r"(?<![0-9A-Za-z])([0-9]{0,20}\.[0-9]{0,20})\(([0-9]{1,20})\)\Z")
 _UNION_LETTER = re.compile(r"(?<=[)\]])\s?U\s?(?=[(\[])")
 _TIMES_LETTER = re.compile(r"(?<=[0-9])\s?[xX]\s?(?=10\s?\^)")
-_DEGREE_LETTER = re.compile(r"(?<=[0-9])\^\{?o\}?(?![A-Za-z])")
+_ROMAN = r"\\(?:text|mathrm|textrm|mbox|hbox|textup|textnormal|operatorname)\s*"
+_ROMAN_SIGN = rf"{_ROMAN}(?:\{{\s*(?:o|\^?\\circ)\s*\}}|o(?![A-Za-z]))"
+_DEGREE_LETTER = re.compile(
+    rf"(?<=[0-9)}}])\s?\^\s*(?:o(?![A-Za-z])|\^\\circ|{_ROMAN_SIGN}|\{{\s*(?:o|\^\\circ|{_ROMAN_SIGN})\s*\}})"
+)
+_EMPTY_BASE = re.compile(r"(?<!\\)\{\}\s?(?=\^)")
+_BARE_POINT = re.compile(r"(?<![0-9A-Za-z])\.(?=\s*\\(?:overline|bar|dot)(?![A-Za-z]))")
+_DOTS = re.compile(r"\.([0-9]*)\\dot\s*\{?([0-9])\}?([0-9]*)\\dot\s*\{?([0-9])\}?")
+_NOT = re.compile(r"\\not\s*(=|<|>|\{=\}|\\in(?![A-Za-z])|\\[lg]eq?(?![A-Za-z]))")
+_OPPOSITES = {"=": "\\ne ", "{=}": "\\ne ", "<": "\\ge ", ">": "\\le ", "\\in": "\\notin ", "\\l": "> ", "\\g": "< "}
 _SET_MINUS = re.compile(r"(?<=\\mathbb\{R\}) ?- ?(?=\\\{|\\left\\\{)")
 _MARKS = ("```", "**", "__", "`", '"', "'", "*")
 _TRAILING = " \t\r\n.,;:"
-_WRAPPERS = ("\\boxed{", "\\fbox{", "\\mathrm{", "\\mathbf{", "\\displaystyle{", "\\ensuremath{", "\\underline{")
-
-
-def spell_out_unicode(text: str) -> str:
-    """Unicode signs as the LaTeX or ASCII that they look like; `2³½` needs care for what it touches."""
-    if text.isascii():
-        return text
-    text = _OVERLINED.sub(_overline, text)
-    text = _SUPERSCRIPT_RUN.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[sign] for sign in run.group()) + "}", text)
-    text = _SUBSCRIPT_RUN.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[sign] for sign in run.group()) + "}", text)
-    return text.translate(_TABLE)
-
-
-def _overline(run: re.Match[str]) -> str:
-    return "\\overline{" + "".join(character for character in run.group() if character.isdigit()) + "}"
+_WRAPPERS = ("\\boxed{", "\\mathrm{")
 
 
 def clean(text: str) -> str:
     """`text` without wrappers, delimiters, digit grouping other than commas, and a sentence's final stop."""
-    text = spell_out_unicode(text).strip()
+    text = translate_chinese(spell_out_unicode(text)).strip()
     if text.isalnum():
         return text
     if "$" in text:
         text = _remove_math_dollars(text)
     if "\\" in text:
-        text = _ROW_SPACING.sub(r"\\\\ ", text)
-        text = _DELIMITERS.sub(" ", text.replace("\\!", "").replace("\\/", ""))
-        text = _THIN_GROUPS.sub("", text).replace("\\displaystyle", "")
+        text = _without_commands(text)
     elif "{,}" in text or "~" in text:
         text = _THIN_GROUPS.sub("", text)
     text = _peel(text)
     if "\\boxed" in text:
         text = _unbox(text)
-    if "\\mathbb" in text:
-        text = _SET_MINUS.sub(r"\\setminus ", text)
-    if "(" in text:
-        text = _REPEATING.sub(r"\1\\overline{\2}", text)
-    if "U" in text:
-        text = _UNION_LETTER.sub(r" \\cup ", text)
-    if "^" in text:
-        text = _TIMES_LETTER.sub(" * ", text)
-        text = _DEGREE_LETTER.sub(r"^\\circ", text)
+    text = _plain_signs(text)
     if text.startswith("~"):
         text = "\\approx " + text[1:]
     if " " in text:
         text = _SPACED_GROUPS.sub(lambda group: group.group(1) + group.group(2).replace(" ", ""), text)
     return text
+
+
+def _plain_signs(text: str) -> str:
+    """Letters and signs that stand in for others as those: `U` of a union, `x` before 10^3, `o` of a degree."""
+    if "\\mathbb" in text:
+        text = _SET_MINUS.sub(r"\\setminus ", text)
+    if "<>" in text or "=/=" in text:
+        text = text.replace("<>", "\\ne ").replace("=/=", "\\ne ")
+    if "(" in text:
+        text = _REPEATING.sub(r"\1\\overline{\2}", text)
+    if "." in text and "\\" in text:
+        text = _BARE_POINT.sub("0.", _DOTS.sub(r".\1\\overline{\2\3\4}", text))
+    if "U" in text:
+        text = _UNION_LETTER.sub(r" \\cup ", text)
+    if "^" in text:
+        text = _TIMES_LETTER.sub(" * ", text)
+        text = _DEGREE_LETTER.sub(r"^\\circ ", _EMPTY_BASE.sub("", text))
+    return text
+
+
+def _without_commands(text: str) -> str:
+    """`text` without the commands of LaTeX that space, group digits, delimit or decorate."""
+    text = _THIN_GROUPS.sub("", _ROW_SPACING.sub(r"\\\\ ", text))
+    text = _DELIMITERS.sub(" ", text.replace("\\!", "").replace("\\/", ""))
+    if "\\not" in text:
+        text = _NOT.sub(lambda negated: _OPPOSITES.get(negated[1]) or _OPPOSITES[negated[1][:2]], text)
+    return without_styles(text)
 
 
 def _unbox(text: str) -> str:

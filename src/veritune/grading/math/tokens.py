@@ -1,7 +1,7 @@
 """Mathematical text -> tokens, in one pass and linear time.
 
 One tokenizer serves LaTeX, plain text and Countdown equations. Unicode signs must already have been spelled out
-(`surface.spell_out_unicode`). Nothing here judges meaning: a run of letters stays a word until the parser asks.
+(`unicode_signs.spell_out_unicode`). Nothing here judges meaning: a run of letters stays a word until the parser asks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Token(NamedTuple):
 
 
 _TOKEN = re.compile(
-    r"""(?P<space>(?:\s|~|\\[\s,;:!>]|\\q?quad\b)+)
+    r"""(?P<space>(?:\s|~|\\[\s,;:!>]|\\(?:q?quad|(?:neg)?(?:thin|med|thick)space|enspace)\b)+)
       |
      
      
@@ -37,13 +37,13 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-TEXT_COMMANDS = words("text textbf textit textrm textnormal mathrm mbox hbox operatorname textsf texttt mathsf")
+TEXT_COMMANDS = words(
+    "text textbf textit textrm textnormal mathrm mbox hbox operatorname textsf texttt textup textsl textsc textmd"
+)
 """Commands whose braces hold words; one letter inside them is still a variable or a unit."""
 
 _STYLE_COMMANDS = words(
-    "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "
-    "scriptstyle mathbf mathit mathcal boldsymbol bm limits nolimits rm bf it ensuremath hspace phantom "
-    "color"
+    "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm Bigm limits nolimits"
 )
 """Commands that change how a formula looks and not what it says."""
 
@@ -77,6 +77,8 @@ _SYNONYMS = {
     "emptyset": "varnothing",
     "colon": ":",
     "degree": "circ",
+    "degrees": "circ",
+    "textdegree": "circ",
     "dots": "...",
     "ldots": "...",
     "cdots": "...",

@@ -170,9 +170,19 @@ PHRASES = {
     "infinity": r"\infty",
     "noon": "12:00 pm",
     "midnight": "12:00 am",
-    "no solutions": r"\text{no solution}",
-    "no real solutions": r"\text{no real solution}",
-}
+} | dict.fromkeys(
+    [
+        "no solution",
+        "no solutions",
+        "no real solution",
+        "no real solutions",
+        "no solution exists",
+        "no solutions exist",
+        "no real solutions exist",
+        "null set",
+    ],
+    r"\varnothing",
+)
 """Whole answers in words that have a form in signs."""
 
 SUBJECT_NOUNS = words(
