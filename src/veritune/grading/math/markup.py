@@ -16,7 +16,7 @@ _WITH_OPTIONS = "framebox makebox"
 _WITH_ARGUMENT = "color textcolor colorbox raisebox scalebox bbox"
 _WITH_TWO_ARGUMENTS = "fcolorbox resizebox"
 _INVISIBLE = "hfill hfil strut mathstrut nonumber notag noindent par centering"
-_INVISIBLE_WITH_ARGUMENT = r"phantom hphantom vphantom hspace\*? vspace\*? tag\*? label"
+_INVISIBLE_WITH_ARGUMENT = "phantom hphantom vphantom hspace vspace tag label"
 _ARGUMENT = r"\s*\{[^{}]{0,60}\}"
 _OPTIONS = r"(?:\s*\[[^][]{0,40}\]){0,2}"
 
@@ -36,7 +36,11 @@ _STYLE = re.compile(
     )
 )
 _HIDDEN = re.compile(
-    "|".join([_commands(_INVISIBLE), _commands(_INVISIBLE_WITH_ARGUMENT, _ARGUMENT), r"\\(?:left|right)\s*\."])
+    "|".join([_commands(_INVISIBLE), _commands(_INVISIBLE_WITH_ARGUMENT, r"\*?" + _ARGUMENT), r"\\(?:left|right)\."])
+)
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_CHANGED = words(
+    " ".join([_SWITCHES, _WITH_OPTIONS, _WITH_ARGUMENT, _WITH_TWO_ARGUMENTS, _INVISIBLE, _INVISIBLE_WITH_ARGUMENT])
 )
 _MARK = "\x1a"
 _NO_ARGUMENT = frozenset(
@@ -51,6 +55,8 @@ def without_styles(text: str) -> str:
     The braces of what a style is given go with it where nothing else needs them: `x=\textcolor{red}{17}` is `x=17`,
     and `2^\mathbf{10}` is `2^{10}`.
     """
+    if _CHANGED.isdisjoint(_COMMAND.findall(text)) and "left." not in text and "right." not in text:
+        return text
     text = _HIDDEN.sub(" ", text)
     marked = _STYLE.sub(_MARK, text.replace(_MARK, ""))
     return _unbraced(marked) if _MARK in marked else text

@@ -9,6 +9,8 @@ from veritune.grading.math.prose import is_wordy
 from veritune.grading.math.tokens import Token
 from veritune.grading.math.vocabulary import COPULAS, FILLERS, FRACTION_WORDS, NUMBER_WORDS, PARTS, SCALE_WORDS
 
+_NUMERIC = NUMBER_WORDS.keys() | SCALE_WORDS.keys() | FRACTION_WORDS.keys() | PARTS.keys() | {"per", "basis"}
+
 
 def number_words(tokens: Sequence[Token]) -> Sequence[Token]:
     """The tokens with numerals in place of numbers in words, and with a division in place of `per mille`."""
@@ -55,10 +57,7 @@ def _spoken_signs(tokens: Sequence[Token]) -> Sequence[Token]:
 
 
 def _numeric_word(token: Token) -> bool:
-    lowered = token.text.lower()
-    return _is_word(token) and any(
-        lowered in table for table in (NUMBER_WORDS, SCALE_WORDS, FRACTION_WORDS, PARTS, ("per", "basis"))
-    )
+    return _is_word(token) and token.text.lower() in _NUMERIC
 
 
 def _word_number(tokens: Sequence[Token], position: int) -> tuple[int | str, int]:
