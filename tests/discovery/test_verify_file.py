@@ -143,8 +143,8 @@ def test_an_answer_in_another_encoding_costs_its_sample_and_not_the_run() -> Non
     if not set(REQUIRED_LAYERS) <= set(probe_sandbox().layers):
         pytest.skip("programs need Landlock and seccomp")
     forged = (
-        "import os\nfor fd in range(3, 9):\n  try:\n    os.write(fd, '{\"candidate\": [[7]]}'.encode('utf-16'))\n  except OSError: pass\n"
-        "os._exit(0)"
+        "import os\nanswer = '{\"candidate\": [[7]]}'.encode('utf-16')\nfor fd in range(3, 64):\n"
+        "  try: os.write(fd, answer)\n  except OSError: pass\nos._exit(0)"
     )
     evaluation = evaluate_program(build_problem("kissing", 1), forged, Limits(), VerificationLimits(), probe_sandbox())
     assert not evaluation.verdict.valid
