@@ -23,7 +23,7 @@ import click
 
 from veritune import __version__
 from veritune.core import config as configs
-from veritune.core.errors import VerituneError
+from veritune.core.errors import VerituneError, blot_logins
 from veritune.core.tables import flatten, overlay, tables
 
 
@@ -270,7 +270,7 @@ def _exit_cleanly(action: Callable[[], int | None], debug: bool) -> None:
         if debug:
             traceback.print_exc()
         message = str(error) if isinstance(error, VerituneError) else f"{type(error).__name__}: {error} (see --debug)"
-        click.echo(f"error: {' '.join(message.split())}", err=True)
+        click.echo(f"error: {blot_logins(' '.join(message.split()))}", err=True)
         raise click.exceptions.Exit(error.exit_code if isinstance(error, VerituneError) else 1) from None
     if code:
         raise click.exceptions.Exit(code)

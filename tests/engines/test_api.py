@@ -9,9 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from veritune.commands.launch import launch
+from veritune.core import http
 from veritune.core.errors import ConfigError, EngineError
 from veritune.core.types import Sampling
-from veritune.engines import api, create_engine
+from veritune.engines import create_engine
 from veritune.engines.api import APIEngine
 from veritune.recipes.config import EvalConfig, GRPOConfig
 
@@ -67,7 +68,7 @@ def piece(text, finish_reason=None, logprobs=None):
 
 @pytest.fixture
 def serve(random_policy, monkeypatch):
-    monkeypatch.setattr(api, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(http, "FIRST_WAIT_SECONDS", 0.01)
     endpoints = []
 
     def start(script, **options):

@@ -203,7 +203,7 @@ def test_a_server_killed_in_a_step_and_restarted_costs_no_rollout(tmp_path, monk
     def watched_generate(prompts_ids, sampling):
         engine.stepping = len(prompts_ids) == 24
         if engine.weights_version == 3 and engine.stepping:
-            while not vllm_server.is_healthy(victim.url):  # it may take longer to start than the steps take
+            while not victim.is_healthy(30):  # it may take longer to start than the steps take
                 time.sleep(0.2)
             engine.load_weights(engine.model, 3)
         return generate(prompts_ids, sampling)

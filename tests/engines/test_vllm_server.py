@@ -8,9 +8,9 @@ import torch
 from fake_vllm import FakeVLLM
 
 from veritune.core.errors import EngineError
+from veritune.core.http import EndpointError
 from veritune.core.types import Sampling
 from veritune.engines import vllm_server
-from veritune.engines.http import EndpointError
 from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine, save_for_servers, server_command
 from veritune.engines.weight_check import load_proven_weights
 from veritune.model.policy import encode_prompts, load_policy
@@ -21,7 +21,7 @@ SAMPLING = Sampling(max_tokens=12, n=3, seed=4)
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr(vllm_server, "HEALTH_SECONDS", 0.5)
+    monkeypatch.setattr(vllm_server, "HEALTH_SECONDS", 2.0)
     monkeypatch.setattr(vllm_server, "PAUSE_SECONDS", 0.05)
 
 

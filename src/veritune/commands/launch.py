@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from veritune.core.config import CommonConfig, from_mapping, read_toml, to_toml
-from veritune.core.errors import ConfigError
+from veritune.core.errors import ConfigError, blot_logins
 from veritune.core.run_folder import Checkpoint, RunFolder
 from veritune.engines import create_engine
 from veritune.model.kernels import cpu as cpu_kernels
@@ -144,7 +144,7 @@ def describe_environment(recipe: str, policy: Policy) -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "versions": {name: _version(name) for name in PACKAGES},
         "git_revision": _git_revision(),
-        "arguments": sys.argv[1:],
+        "arguments": [blot_logins(argument) for argument in sys.argv[1:]],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

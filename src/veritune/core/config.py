@@ -18,8 +18,9 @@ import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
-from veritune.core.errors import ConfigError
+from veritune.core.errors import ConfigError, blot_logins
 from veritune.core.registry import allowed_words
 from veritune.core.tables import flatten, tables
 
@@ -39,7 +40,32 @@ Rare = Annotated[Kind, "rare"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EndpointConfig:
+    """Where models are asked over HTTP, by engines and by discovery, and how patiently."""
+
+    engine_url: tuple[str, ...] = ()
+    """Servers (vllm-server; with their development endpoints: trusted networks only) or an endpoint (api, discover)."""
+    engine_model: str | None = None
+    """The model's name at the endpoint (api, discover)."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the endpoint's key, which is never written (api, discover)."""
+    engine_seconds: float = 600.0
+    """Seconds after which a request without a whole answer is given up: its server dropped, or the request repeated."""
+    engine_concurrency: int = 64
+    """Most requests that are under way at each server or at the endpoint."""
+    engine_retries: int = 5
+    """How often a failed request to the endpoint is repeated, after waits that double (api, discover)."""
+
+    def __post_init__(self) -> None:
+        for url in self.engine_url:
+            require(self, "engine_url", _is_address(url), "addresses such as http://localhost:8000")
+        require(self, "engine_seconds", 0 < self.engine_seconds < float("inf"), "positive and finite")
+        require(self, "engine_concurrency", self.engine_concurrency >= 1, "at least 1")
+        require(self, "engine_retries", self.engine_retries >= 0, "0 or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig(EndpointConfig):
     """What samples the completions, and how it is reached and given new weights."""
 
     engine: Literal["native", "vllm", "vllm-server", "api"] = "native"
@@ -60,36 +86,20 @@ class EngineConfig:
     """Run vLLM without CUDA graphs and compilation: a faster start, slower tokens. Always so on a CPU."""
     sleep_level: Literal[0, 1, 2] = 0
     """Free vLLM's GPU memory while training (vllm): 1 keeps its weights in CPU memory, 2 drops them; 0 is off."""
-    engine_url: tuple[str, ...] = ()
-    """vLLM servers (vllm-server; needs their development endpoints: trusted networks only) or the endpoint (api)."""
     engine_start: tuple[str, ...] = ()
     """Start a vLLM server on loopback on each of these devices, cpu or cuda:index (vllm-server)."""
     engine_weights: Literal["folder", "nccl"] = "folder"
     """How weights reach vLLM servers: through a folder that both sides see, or from GPU to GPU."""
     engine_weights_folder: Path | None = None
     """The folder through which weights reach vLLM servers; default: a temporary one on this machine."""
-    engine_seconds: float = 600.0
-    """Seconds without an answer after which a request is given up: its server dropped, or the request repeated."""
-    engine_concurrency: int = 64
-    """Most requests that are under way at each server or at the endpoint."""
-    engine_retries: int = 5
-    """How often a failed request to the endpoint is repeated, after waits that double (api)."""
-    engine_model: str | None = None
-    """The model's name at the endpoint (api)."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the endpoint's key, where it needs one (api)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, "max_rows", self.max_rows >= 1, "at least 1")
         require(self, "cuda_graphs", not self.cuda_graphs or self.engine == "native", "off: only native has them")
         require(self, "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "in (0, 1]")
         require(self, "max_model_len", self.max_model_len is None or self.max_model_len >= 64, "at least 64")
         require(self, "tensor_parallel_size", self.tensor_parallel_size >= 1, "at least 1")
-        require(self, "engine_seconds", 0 < self.engine_seconds < float("inf"), "positive and finite")
-        require(self, "engine_concurrency", self.engine_concurrency >= 1, "at least 1")
-        require(self, "engine_retries", self.engine_retries >= 0, "0 or more")
-        for url in self.engine_url:
-            require(self, "engine_url", url.startswith(("http://", "https://")), "addresses that start with http")
         for device in self.engine_start:
             require(self, "engine_start", device == "cpu" or device.startswith("cuda:"), "a list of cpu or cuda:index")
         if self.engine == "vllm-server" and not (self.engine_url or self.engine_start):
@@ -245,6 +255,17 @@ def fill_tables(config: Any) -> None:
             raise ConfigError(f"{each.field} is {given!r}; {each.choice} {chosen!r} takes {settings_class.__name__}")
 
 
+def _is_address(url: str) -> bool:
+    """Whether `url` leads to a server, and a password in it can be told from the rest."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port or an IPv6 address
+        return False
+    place = parts.netloc.rpartition("@")[2] + parts.path + parts.query + parts.fragment
+    return usable and "@" not in place and url.isprintable() and " " not in url
+
+
 # --- Documentation and types -------------------------------------------------------------------------------------
 
 
@@ -397,7 +418,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_toml(config: Any) -> str:
-    """A config as TOML, every field resolved; a field that is None is left out, and None must be its default."""
+    """A config as TOML, every field resolved but the logins of addresses; None is left out, and must be a default."""
     own = tables(type(config))
     inside = {each.field for each in own} | {each.choice for each in own if each.choice == each.name}
     text = _toml_lines(config, inside)
@@ -421,6 +442,6 @@ def _toml_lines(config: Any, left_out: Collection[str] = ()) -> str:
 def _toml_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
-    if isinstance(value, (str, Path)):
-        return json.dumps(str(value), ensure_ascii=False)  # a JSON string is a TOML basic string
+    if isinstance(value, (str, Path)):  # a JSON string is a TOML basic string
+        return json.dumps(blot_logins(str(value)), ensure_ascii=False)
     return repr(value) if isinstance(value, float) else json.dumps(value)  # inf and nan are TOML, Infinity is not

@@ -4,11 +4,23 @@ Each is also the standard library type that a caller would expect, so `except Va
 command line prints their message on one line and exits with `exit_code`: 2 for settings, 1 for failures.
 """
 
+import re
+
+HIDDEN_LOGIN = "***"
+
+
+def blot_logins(text: str) -> str:
+    """`text` with http://***@host for every http://user:password@host."""
+    return re.sub(r"(?<=://)(?:(?!://)\S)*@", f"{HIDDEN_LOGIN}@", text)
+
 
 class VerituneError(Exception):
     """Base of every error that Veritune raises on purpose; its message is meant for the person at the keyboard."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(blot_logins(message))
 
 
 class ConfigError(VerituneError, ValueError):

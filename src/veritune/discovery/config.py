@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from veritune.core.config import EndpointConfig, require
 from veritune.core.errors import ConfigError
 
 Strategy = Literal["prompt", "refine", "best-of-n", "islands"]
@@ -15,8 +16,8 @@ _MAX_ISLANDS = 4
 _DEFAULT_ROUNDS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoverConfig:
+@dataclass(frozen=True)
+class DiscoverConfig(EndpointConfig):
     """One generate-verify-refine run on one problem; the strategies combine freely."""
 
     problem: str = field(default="kissing", metadata={"argument": True})
@@ -29,12 +30,6 @@ class DiscoverConfig:
     """Continue the run in the run folder: no answered request is asked again."""
     proposer: Literal["model", "search"] = "model"
     """Who writes the programs: a language model, or the shipped search (kissing only, no model needed)."""
-    model: str = ""
-    """The model's name at the endpoint."""
-    base_url: str | None = None
-    """An OpenAI-compatible endpoint such as http://localhost:8000/v1; none means OpenAI's own."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key; the key itself is never a setting and never written."""
     strategy: tuple[Strategy, ...] = ("refine",)
     """prompt: the statement alone; refine: the last verdict and the best program go back; best-of-n; islands."""
     samples: int = 4
@@ -61,13 +56,7 @@ class DiscoverConfig:
     """Of the model's sampling."""
     max_answer_tokens: int = 16384
     """Tokens of one answer at most."""
-    request_seconds: float = 600.0
-    """A request without a complete answer after this long counts as stalled and is retried."""
-    retries: int = 5
-    """Further attempts at a request after a 429, a 5xx, a timeout or a lost connection."""
-    backoff_seconds: float = 1.0
-    """Wait before the first retry; it doubles each time, up to a minute."""
-    concurrency: int = 4
+    engine_concurrency: int = 4
     """Requests and candidate programs under way at once."""
     program_seconds: float = 60.0
     """Wall-clock limit of one candidate program."""
@@ -83,10 +72,12 @@ class DiscoverConfig:
     """Of the choice of parents and of the search."""
 
     def __post_init__(self) -> None:
+        EndpointConfig.__post_init__(self)
         if self.resume and self.run is None:
             raise ConfigError("resume is set, but run is not; it must name the folder of the run to continue")
-        if self.proposer == "model" and not self.model:
-            raise ConfigError("model is empty; name the endpoint's model, or choose proposer 'search'")
+        if self.proposer == "model" and not self.engine_model:
+            raise ConfigError("engine_model is not set; name the endpoint's model, or choose proposer 'search'")
+        require(self, "engine_url", len(self.engine_url) <= 1, "one address, or none for OpenAI's own")
         if self.proposer == "search" and self.problem != "kissing":
             raise ConfigError(
                 f"proposer is 'search' with problem {self.problem!r}; the shipped search knows kissing only"
@@ -100,7 +91,6 @@ class DiscoverConfig:
             "samples",
             "migration_interval",
             "max_answer_tokens",
-            "concurrency",
             "program_memory_mb",
             "verification_memory_mb",
         ):
@@ -109,12 +99,12 @@ class DiscoverConfig:
         if self.rounds is not None and self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}; it must be at least 1")
         for name in (
-            *("request_seconds", "program_seconds", "verification_seconds"),
+            *("program_seconds", "verification_seconds"),
             *("token_budget", "time_budget_seconds", "cost_budget"),
         ):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive and finite")
-        for name in ("temperature", "retries", "backoff_seconds", "input_price", "output_price"):
+        for name in ("temperature", "input_price", "output_price"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
 

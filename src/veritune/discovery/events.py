@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,8 +20,6 @@ from veritune.core.errors import ConfigError, DataError
 
 EVENTS_FILE = "events.jsonl"
 Event = dict[str, Any]
-_SHORTEST_SECRET = 8
-"""Placeholders such as EMPTY, which local servers take for a key, are ordinary words."""
 
 
 def read_events(folder: Path) -> list[Event]:
@@ -47,8 +46,8 @@ def _parse(data: bytes, path: Path) -> list[Event]:
 class EventLog:
     """The open log of one run, safe to append to from several threads; only one process can hold it."""
 
-    def __init__(self, folder: Path, *, resume: bool, secret: str = "") -> None:
-        """Creates the log, or with `resume` continues it. `secret` is blotted out of whatever is written."""
+    def __init__(self, folder: Path, *, resume: bool, secrets: Sequence[str] = ()) -> None:
+        """Creates the log, or with `resume` continues it. The `secrets` are blotted out of whatever is written."""
         path = folder / EVENTS_FILE
         if resume and not path.exists():
             raise ConfigError(f"resume is set, but {path} does not exist; there is no run to continue")
@@ -66,7 +65,7 @@ class EventLog:
         data = self._file.read()
         self._file.truncate(data.rfind(b"\n") + 1)
         self.events = _parse(data, path)
-        self._secret = json.dumps(secret)[1:-1].encode() if len(secret) >= _SHORTEST_SECRET else b""
+        self._secrets = [json.dumps(secret)[1:-1].encode() for secret in secrets]
         self._lock = threading.RLock()
         self._elapsed_before = self.events[-1]["elapsed"] if self.events else 0.0
         self._opened = time.monotonic()
@@ -80,8 +79,8 @@ class EventLog:
         with self._lock:
             event = {"type": event_type, "time": time.time(), "elapsed": self.elapsed(), **fields}
             line = json.dumps(event).encode()
-            if self._secret:
-                line = line.replace(self._secret, b"[key]")
+            for secret in self._secrets:
+                line = line.replace(secret, b"[key]")
             self._file.write(line + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())

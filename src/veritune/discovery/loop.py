@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from veritune.core.errors import ConfigError, EngineError
+from veritune.core.errors import ConfigError, EngineError, blot_logins
+from veritune.core.http import EndpointError
 from veritune.discovery.config import DiscoverConfig
 from veritune.discovery.evaluate import Evaluation, evaluate_program
 from veritune.discovery.events import Event, EventLog
@@ -24,14 +25,14 @@ from veritune.discovery.outputs import write_outputs
 from veritune.discovery.problem import Problem, Verdict
 from veritune.discovery.problems import build_problem
 from veritune.discovery.prompts import build_messages, extract_program
-from veritune.discovery.proposers import ProposalError, Proposer, Request, api_key, build_proposer
+from veritune.discovery.proposers import Proposer, Request, build_proposer, model_endpoint
 from veritune.discovery.sandbox import Limits, SandboxLevel, require_sandbox
 from veritune.discovery.verification import VerificationLimits
 
 # What a resumed run may change: where and how fast it asks, and when it stops; not what it is.
 _CHANGEABLE = (
-    "run", "resume", "base_url", "api_key_env", "rounds", "token_budget", "time_budget_seconds", "cost_budget",
-    "input_price", "output_price", "stop_at_score", "request_seconds", "retries", "backoff_seconds", "concurrency",
+    "run", "resume", "engine_url", "api_key_env", "rounds", "token_budget", "time_budget_seconds", "cost_budget",
+    "input_price", "output_price", "stop_at_score", "engine_seconds", "engine_retries", "engine_concurrency",
     "unsafe_no_sandbox",
 )  # fmt: skip
 
@@ -50,9 +51,10 @@ def discover(config: DiscoverConfig, notify: Callable[[str], None] = _say_nothin
     """
     problem = build_problem(config.problem, config.dimension)
     level = require_sandbox(unsafe=config.unsafe_no_sandbox)
-    proposer = build_proposer(config)
+    endpoint = model_endpoint(config)
+    proposer = build_proposer(config, endpoint)
     folder = config.run or Path("runs") / f"discover-{_file_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with EventLog(folder, resume=config.resume, secret=api_key(config)) as log:
+    with EventLog(folder, resume=config.resume, secrets=endpoint.secrets if endpoint else ()) as log:
         _begin(log, config, problem, level)
         reason = "interrupted"
         try:
@@ -111,7 +113,9 @@ def _begin(log: EventLog, config: DiscoverConfig, problem: Problem, level: Sandb
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return blot_logins(str(value)) if isinstance(value, Path | str) else value
 
 
 def _run_rounds(run: _Run) -> str:
@@ -130,7 +134,7 @@ def _run_rounds(run: _Run) -> str:
             for island in range(config.populations)
             for sample in range(config.samples_per_prompt)
         ]
-        _in_daemon_threads(jobs, config.concurrency)
+        _in_daemon_threads(jobs, config.engine_concurrency)
     return _spent_budget(run) or f"all {config.rounds_in_all} rounds played"
 
 
@@ -192,7 +196,7 @@ def _ask(
     started = time.monotonic()
     try:
         answer = run.proposer(request, lambda error, wait: log.append("retry", id=attempt_id, error=error, wait=wait))
-    except ProposalError as error:
+    except EndpointError as error:
         if _seconds_left(run) > 0:  # else the budget broke it off, and a resumed run asks again
             log.append("failure", id=attempt_id, error=str(error))
             run.notify(f"{attempt_id}: no answer: {error}")

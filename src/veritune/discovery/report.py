@@ -108,7 +108,9 @@ def _methodology(events: Sequence[Event], problem: Problem) -> str:
     config = events[0]["config"]
     strategies = "; ".join(f"{name}: {_STRATEGIES[name]}" for name in config["strategy"])
     proposer = (
-        _SEARCH_NOTE if config["proposer"] == "search" else f"Programs were written by the model `{config['model']}`."
+        _SEARCH_NOTE
+        if config["proposer"] == "search"
+        else f"Programs were written by the model `{config.get('engine_model')}`."
     )
     missing = "; ".join(f"{layer}: {why}" for layer, why in events[0]["missing_layers"].items()) or "none"
     return (

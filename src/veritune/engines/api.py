@@ -6,24 +6,23 @@ whether a stop string or the end of the sequence ended a response; the connectio
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from veritune.core.errors import EngineError
+from veritune.core.http import EndpointError, ask_patiently, completions_endpoint, require_log_prob, require_type
 from veritune.core.randomness import derive_seed
 from veritune.core.types import Completion, FinishReason, Sampling
-from veritune.engines.http import EndpointError, post_events
 from veritune.model.policy import bos_ids
-
-FIRST_WAIT_SECONDS = 1.0
-LONGEST_WAIT_SECONDS = 60.0
 
 
 class APIEngine:
-    """Samples from `model` at `url` (up to and without /completions; "/v1" is added where it is missing).
+    """Samples from `model` at `url` (up to and without /completions; a url without a path gets "/v1").
 
     A completion's ids are its text in `tokenizer`'s tokens, good for counting; its log-probabilities are the
     endpoint's, of its own tokens, and none where it gives none. Training needs the sampled ids, so weights cannot be
@@ -41,55 +40,60 @@ class APIEngine:
         retries: int = 5,
         seconds: float = 600.0,
     ) -> None:
-        root = url.rstrip("/")
-        self.url = f"{root}/completions" if root.endswith("/v1") else f"{root}/v1/completions"
+        self.endpoint = completions_endpoint(url, api_key)
         self.tokenizer, self.model = tokenizer, model
         self._bos = bos_ids(tokenizer)  # which the endpoint puts before a text by itself
-        self.api_key, self.concurrency, self.retries, self.seconds = api_key, concurrency, retries, seconds
-        self._closed = threading.Event()
+        self.concurrency, self.retries, self.seconds = concurrency, retries, seconds
+        self._closed = False
+        self._given_up = threading.Event()  # set when nobody waits any more for the completions of a call
         self._encoding = threading.Lock()  # a tokenizer that encodes in two threads at once may refuse
 
     def load_weights(self, model: object, version: int) -> None:
         """Always an EngineError: an endpoint serves its own weights."""
         raise EngineError(
-            f"the endpoint {self.url} serves its own weights; train with engine native, vllm, vllm-server"
+            f"the endpoint {self.endpoint.url} serves its own weights; train with engine native, vllm, vllm-server"
         )
 
     def close(self) -> None:
         """Stop waiting and asking."""
-        self._closed.set()
+        self._closed = True
+        self._give_up()
+
+    def _give_up(self) -> None:
+        self._given_up.set()
+        self.endpoint.hang_up()
 
     def generate(self, prompts_ids: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
         """P prompts to P lists of `sampling.n` completions, asked for side by side; EngineError if one never comes."""
-        if self._closed.is_set():
+        if self._closed:
             raise EngineError("this engine is closed")
         if sampling.min_tokens:
             raise EngineError(
                 f"min_tokens is {sampling.min_tokens}; the completions protocol has none, so it must be 0"
             )
+        self._given_up = given_up = threading.Event()
         places = [(index, sibling) for index in range(len(prompts_ids)) for sibling in range(sampling.n)]
-        with ThreadPoolExecutor(max_workers=max(1, min(self.concurrency, len(places)))) as pool:
-            futures = [pool.submit(self._patiently, prompts_ids[index], sampling, index, i) for index, i in places]
-            try:
-                completions = [future.result() for future in futures]
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
+        pool = ThreadPoolExecutor(max_workers=max(1, min(self.concurrency, len(places))))
+        try:
+            futures = [
+                pool.submit(self._complete, prompts_ids[index], sampling, index, i, given_up) for index, i in places
+            ]
+            completions = [future.result() for future in futures]
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         return [completions[start : start + sampling.n] for start in range(0, len(completions), sampling.n)]
 
-    def _patiently(self, prompt: Sequence[int], sampling: Sampling, index: int, sibling: int) -> Completion:
-        """One completion, asked for again after waits that double, or as long as the endpoint asks for."""
-        for attempt in range(self.retries + 1):
-            try:
-                return self._ask(prompt, sampling, index, sibling)
-            except EndpointError as error:
-                if error.is_refusal or attempt == self.retries:
-                    raise EngineError(f"no completion after {attempt + 1} attempts: {error}") from error
-                wait = min(LONGEST_WAIT_SECONDS, max(FIRST_WAIT_SECONDS * 2**attempt, error.retry_after))
-            if self._closed.wait(wait):
+    def _complete(
+        self, prompt: Sequence[int], sampling: Sampling, index: int, sibling: int, given_up: threading.Event
+    ) -> Completion:
+        def pause(seconds: float) -> None:
+            if given_up.wait(seconds):
                 raise EngineError("this engine is closed")
-        raise AssertionError("unreachable: the last attempt returns or raises")
+
+        return ask_patiently(partial(self._ask, prompt, sampling, index, sibling), retries=self.retries, pause=pause)
 
     def _ask(self, prompt: Sequence[int], sampling: Sampling, index: int, sibling: int) -> Completion:
         payload = {
@@ -105,16 +109,21 @@ class APIEngine:
         }
         text, ended = "", ""
         logprobs: list[float] = []
-        with closing(post_events(self.url, payload, seconds=self.seconds, api_key=self.api_key)) as events:
+        longest_stop = max(map(len, sampling.stop), default=0)
+        events = self.endpoint.stream("/completions", payload, seconds=self.seconds, tokens=sampling.max_tokens)
+        with closing(events):
             for piece, values, finish_reason in self._pieces(events):
-                text, logprobs, ended = text + piece, [*logprobs, *values], finish_reason or ended
-                end = sampling.end_of_stop(text)
+                start = max(0, len(text) - longest_stop)
+                text += piece
+                logprobs += values
+                ended = finish_reason or ended
+                end = sampling.end_of_stop(text[start:])
                 if end is not None:
-                    text, ended = text[:end], "stop string"
+                    text, ended = text[: start + end], "stop string"
                     break
         reasons: dict[str, FinishReason] = {"stop string": "stop", "stop": "eos", "length": "length"}
         if ended not in reasons:
-            raise EndpointError(f"{self.url} ended a response with {ended or 'no finish_reason'!r}")
+            raise EndpointError(f"{self.endpoint.url} ended a response with {ended or 'no finish_reason'!r:.100}")
         with self._encoding:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Completion(tuple(prompt), tuple(ids), text, tuple(logprobs), reasons[ended], 0)
@@ -122,15 +131,14 @@ class APIEngine:
     def _pieces(self, events: Iterator[Any]) -> Iterator[tuple[str, list[float], str | None]]:
         """Text, log-probabilities and finish reason of each event that has a choice."""
         for event in events:
-            try:
+            with self.endpoint.reading("a text completion"):
                 if event.get("error"):
-                    raise EndpointError(f"{self.url} broke off: {event['error']}")
-                for choice in event["choices"][:1]:
+                    raise EngineError(f"it broke off with {reprlib.repr(event['error'])}")
+                for choice in require_type(event["choices"], list)[:1]:
                     logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
-                    values = [float(value) for value in logprobs if value is not None]
-                    yield choice["text"] or "", values, choice.get("finish_reason")
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise EndpointError(f"{self.url} streams what is no text completion: {str(event)[:200]}") from error
+                    values = [require_log_prob(value) for value in logprobs if value is not None]
+                    finish_reason = require_type(choice.get("finish_reason"), str, type(None))
+                    yield require_type(choice["text"], str, type(None)) or "", values, finish_reason
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

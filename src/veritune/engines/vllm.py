@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -27,6 +25,7 @@ from vllm.platforms import current_platform
 
 from veritune.core.errors import EngineError
 from veritune.core.types import Completion, Sampling, require_lengths
+from veritune.engines.server_process import WeightsFolder
 from veritune.engines.vllm_fields import as_completion, sampling_fields
 from veritune.engines.weight_check import is_canary
 from veritune.model.policy import Policy, save_policy
@@ -62,10 +61,10 @@ class VLLMEngine:
         self.sleep_level = sleep_level
         self.asleep = False
         self.weights_version = 0
-        with tempfile.TemporaryDirectory(prefix="veritune-") as folder:
-            save_policy(policy, Path(folder))
+        with WeightsFolder() as folder:
+            save_policy(policy, folder.path)
             self.llm: LLM | None = start_vllm(
-                folder,
+                str(folder.path),
                 dtype=str(next(policy.model.parameters()).dtype).removeprefix("torch.") if dtype == "auto" else dtype,
                 device=str(next(policy.model.parameters()).device),
                 gpu_memory_utilization=gpu_memory_utilization,
@@ -118,6 +117,7 @@ class VLLMEngine:
         logprobs = [step[token].logprob for token, step in zip(choice.token_ids, choice.logprobs, strict=True)]
         return as_completion(
             self.policy.tokenizer,
+            self.policy.model.config.vocab_size,
             sampling,
             prompt,
             choice.token_ids,
@@ -200,12 +200,9 @@ def load_policy_into_vllm_instance(policy: Any, llm: LLM) -> None:
     if llm.llm_engine.vllm_config.parallel_config.world_size == 1:
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(policy.named_parameters())})
     else:  # tensors do not travel to other processes, a folder's name does
-        folder = tempfile.mkdtemp(prefix="veritune-")
-        try:
-            policy.save_pretrained(folder)
-            llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
-        finally:
-            shutil.rmtree(folder)
+        with WeightsFolder() as folder:
+            policy.save_pretrained(folder.path)
+            llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.path)})
     if current_platform.is_cpu() and policy.config.tie_word_embeddings:
         llm.apply_model(_pack_head_again)
     if not llm.reset_prefix_cache():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from veritune.core.errors import EngineError
+from veritune.core.http import require_log_prob, require_type
 from veritune.core.randomness import derive_seed
 from veritune.core.types import Completion, FinishReason, Sampling
 
@@ -35,6 +35,7 @@ def sampling_fields(sampling: Sampling, eos_ids: Collection[int], prompt_index: 
 
 def as_completion(
     tokenizer: Any,
+    vocab_size: int,
     sampling: Sampling,
     prompt: Sequence[int],
     ids: Sequence[int],
@@ -43,17 +44,20 @@ def as_completion(
     stop_reason: int | str | None,
     version: int,
 ) -> Completion:
-    """One choice of vLLM's as a Completion. Raises EngineError where it is incomplete or not finite."""
-    if finish_reason not in ("stop", "length") or not ids or len(ids) != len(logprobs):
+    """One choice of vLLM's as a Completion. Raises EngineError where it cannot have been sampled."""
+    if finish_reason not in ("stop", "length") or len(ids) != len(logprobs) or not 1 <= len(ids) <= sampling.max_tokens:
         raise EngineError(
-            f"vLLM ended a completion with {finish_reason!r}, {len(ids)} ids and {len(logprobs)} log-probabilities"
+            f"vLLM ended a completion with {finish_reason!r}, {len(ids)} ids and {len(logprobs)} log-probabilities; "
+            f"max_tokens is {sampling.max_tokens}"
         )
-    if not all(map(math.isfinite, logprobs)):
-        raise EngineError("vLLM's log-probabilities are not finite: its weights are damaged, or training has diverged")
+    for token in ids:
+        if not 0 <= require_type(token, int) < vocab_size:
+            raise EngineError(f"vLLM sampled id {token}, but the vocabulary has {vocab_size}")
+    require_type(stop_reason, int, str, type(None))
     text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     reason: FinishReason = "length" if finish_reason == "length" else "eos"
     if isinstance(stop_reason, str):
         # A stop string may end inside its last token: the text ends with the string, the ids with that token.
         reason = "stop"
         text = text[: sampling.end_of_stop(text)]
-    return Completion(tuple(prompt), tuple(ids), text, tuple(logprobs), reason, version)
+    return Completion(tuple(prompt), tuple(ids), text, tuple(map(require_log_prob, logprobs)), reason, version)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import shutil
-import tempfile
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,9 +24,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from veritune.core.errors import EngineError
+from veritune.core.http import Endpoint, EndpointError, require_type
 from veritune.core.types import Completion, Sampling, require_lengths
-from veritune.engines.http import EndpointError, get_json, post_json
-from veritune.engines.server_process import ServerProcess, free_port
+from veritune.engines.server_process import ServerProcess, WeightsFolder, free_port
+from veritune.engines.shared_prompts import Claim, SharedPrompts
 from veritune.engines.vllm_fields import as_completion, sampling_fields
 from veritune.engines.weight_check import SAMPLING, canary_prompt, require_served
 from veritune.model.policy import Policy
@@ -37,8 +37,7 @@ HEALTH_SECONDS = 30.0
 PAUSE_SECONDS = 2.0
 """Between two looks at a server."""
 
-MOST_ATTEMPTS = 5
-"""How often a prompt's request may be the one that a server is dropped for."""
+VLLM = "vLLM 0.32 and later"
 
 OpenTransfer = Callable[[str, torch.nn.Module, int, int], Callable[[], None]]
 """(url, model, free port, the server's GPUs) to a function that sends the model's weights; see engines.vllm."""
@@ -62,7 +61,7 @@ class ServerSettings:
 
 @dataclass(eq=False)
 class _Server:
-    url: str
+    endpoint: Endpoint
     process: ServerProcess | None = None
     """The process, where it is ours."""
     ready: bool = False
@@ -73,6 +72,17 @@ class _Server:
     send: Callable[[], None] | None = None
     """Sends the trainer's weights over NCCL, once the two sides have met."""
     loading: threading.Lock = field(default_factory=threading.Lock)
+
+    def __str__(self) -> str:
+        return self.endpoint.url
+
+    def is_healthy(self, seconds: float) -> bool:
+        """Whether it answers its health check in time."""
+        try:
+            self.endpoint.get("/health", seconds=min(HEALTH_SECONDS, seconds))
+        except EndpointError:
+            return False
+        return True
 
 
 class VLLMServerEngine:
@@ -87,10 +97,9 @@ class VLLMServerEngine:
         self._loads = itertools.count()
         self._trainer = threading.Lock()  # held by whichever thread reads the trainer's model
         self._closed = False
-        self._own_folder = settings.weights_folder is None
-        self.folder = settings.weights_folder or Path(tempfile.mkdtemp(prefix="veritune-"))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in settings.urls]
+        self.servers = [_Server(Endpoint(url.rstrip("/").removesuffix("/v1"))) for url in settings.urls]
+        self._weights_folder = WeightsFolder(settings.weights_folder)
+        self.folder = self._weights_folder.path
         try:
             self._start_servers()
             self._wait_for_servers()
@@ -114,7 +123,7 @@ class VLLMServerEngine:
             if self.open_transfer:
                 arguments += ["--weight-transfer-config", '{"backend": "nccl"}']
             process = ServerProcess(arguments, environment, self.folder / f"server-{index}.log")
-            self.servers.append(_Server(f"http://127.0.0.1:{port}", process))
+            self.servers.append(_Server(Endpoint(f"http://127.0.0.1:{port}"), process))
 
     def _dtype(self) -> str:
         own = str(next(self.policy.model.parameters()).dtype).removeprefix("torch.")
@@ -126,11 +135,11 @@ class VLLMServerEngine:
     def _wait_for_servers(self) -> None:
         deadline = time.monotonic() + self.settings.seconds
         for server in self.servers:
-            while not is_healthy(server.url):
+            while not server.is_healthy(deadline - time.monotonic()):
                 if server.process is not None and not server.process.is_running():
-                    raise EngineError(f"the vLLM server on {server.url} ended:\n{server.process.last_words()}")
+                    raise EngineError(f"the vLLM server on {server} ended:\n{server.process.last_words()}")
                 if time.monotonic() > deadline or server.process is None:
-                    raise EngineError(f"no vLLM server answers at {server.url} (engine_url, engine_start)")
+                    raise EngineError(f"no vLLM server answers at {server} (engine_url, engine_start)")
                 time.sleep(0.5)
 
     def close(self) -> None:
@@ -140,10 +149,10 @@ class VLLMServerEngine:
         self._closed = True
         for server in self.servers:
             server.ready = False
+            server.endpoint.hang_up()
             if server.process is not None:
                 server.process.stop()
-        if self._own_folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._weights_folder.close()
 
     # --- Weights
 
@@ -179,13 +188,13 @@ class VLLMServerEngine:
         """
         # Whoever holds it may be waiting for a health check, for a batch that is over by now.
         if not server.loading.acquire(timeout=2 * HEALTH_SECONDS):
-            raise EndpointError(f"{server.url} is still busy with an earlier load")
+            raise EndpointError(f"{server} is still busy with an earlier load")
         try:
             require_wanted(server, wanted)  # the load that was waited for may have taken it in already
             server.ready = False
             if server.process is not None and not server.process.is_running():
                 server.process.start()  # it will be healthy, and be taken in, later
-            get_json(f"{server.url}/health", seconds=HEALTH_SECONDS)
+            server.endpoint.get("/health", seconds=HEALTH_SECONDS)
             require_wanted(server, wanted)
             self._give_weights(server, wanted)
             prompt = canary_prompt(self.policy.model.config.vocab_size)
@@ -199,37 +208,47 @@ class VLLMServerEngine:
             server.error = str(error)
             raise
         except EngineError as error:
-            raise EngineError(f"{server.url}: {error}") from error
+            raise EngineError(f"{server}: {error}") from error
         finally:
             server.loading.release()
 
     def _give_weights(self, server: _Server, wanted: Callable[[], bool]) -> None:
         # Requests that were given up may still run there; their blocks would keep the old weights' cache alive.
-        self._control(server, "abort_requests", {})
+        self._control(server, "/abort_requests", {})
         if self.open_transfer is not None:
             with self._trainer:
                 require_wanted(server, wanted)
-                if server.send is None:
-                    gpus = get_json(f"{server.url}/get_world_size", seconds=self.settings.seconds)["world_size"]
-                    server.send = self.open_transfer(server.url, self.model, free_port(), gpus)
-                server.send()
+                self._send(server, self.open_transfer)
         else:
             folder = str((self.folder / self.label).absolute())
-            self._control(server, "collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+            self._control(server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         deadline = time.monotonic() + HEALTH_SECONDS
-        while not self._control(server, "reset_prefix_cache", {})["success"]:
+        while not self._control(server, "/reset_prefix_cache", {}):
             if time.monotonic() > deadline:
-                raise EndpointError(f"{server.url} keeps its prefix cache, which holds what the old weights computed")
+                raise EndpointError(f"{server} keeps its prefix cache, which holds what the old weights computed")
             time.sleep(0.2)
-        self._control(server, "update_weight_version", {"new_version": self.label})
+        self._control(server, "/update_weight_version", {"new_version": self.label})
 
-    def _control(self, server: _Server, path: str, payload: dict[str, Any]) -> Any:
+    def _send(self, server: _Server, open_transfer: OpenTransfer) -> None:
+        answer = server.endpoint.get("/get_world_size", seconds=self.settings.seconds)
+        with server.endpoint.reading(VLLM):
+            gpus = require_type(answer["world_size"], int)
         try:
-            return post_json(f"{server.url}/{path}", payload, seconds=self.settings.seconds)
+            server.send = server.send or open_transfer(server.endpoint.address, self.model, free_port(), gpus)
+            server.send()
+        except Exception as error:  # whatever vLLM's client and NCCL raise
+            raise EndpointError(f"{server} could not be sent weights: {type(error).__name__}: {error}") from error
+
+    def _control(self, server: _Server, path: str, payload: dict[str, Any]) -> bool:
+        """Command `server`; whether it says that it succeeded, which not every command says."""
+        try:
+            answer = server.endpoint.post(path, payload, seconds=self.settings.seconds)
+            with server.endpoint.reading(VLLM):
+                return bool((answer or {}).get("success"))
         except EndpointError as error:
             if error.status == 404:
                 raise EngineError(
-                    f"{server.url} has no /{path}: start it with VLLM_SERVER_DEV_MODE=1, on a trusted network only"
+                    f"{server} has no {path}: start it with VLLM_SERVER_DEV_MODE=1, on a trusted network only"
                 ) from error
             raise
 
@@ -240,7 +259,7 @@ class VLLMServerEngine:
         if self._closed:
             raise EngineError("this engine is closed")
         require_lengths(prompts_ids, self.longest)
-        batch = _Batch(prompts_ids, sampling)
+        batch = SharedPrompts(prompts_ids, sampling)
         for server in self.servers:
             threading.Thread(target=self._watch, args=(server, batch), daemon=True).start()
         served = time.monotonic()
@@ -249,13 +268,16 @@ class VLLMServerEngine:
                 served = time.monotonic()
             elif time.monotonic() - served > self.settings.seconds:
                 batch.fail(EngineError(f"every vLLM server is lost: {self._errors()}"))
+        if batch.failure is not None:
+            for server in self.servers:
+                server.endpoint.hang_up()
         with self._trainer:  # from here on no thread reads the trainer's model: the batch is over
             return batch.collect()
 
     def _errors(self) -> str:
-        return "; ".join(f"{server.url}: {server.error}" for server in self.servers)
+        return "; ".join(f"{server}: {server.error}" for server in self.servers)
 
-    def _watch(self, server: _Server, batch: _Batch) -> None:
+    def _watch(self, server: _Server, batch: SharedPrompts) -> None:
         """Keep `server` at work on `batch`: workers while it is ready, ways back in while it is not."""
         working_life, missed = -1, 0
         while not batch.over:
@@ -264,18 +286,19 @@ class VLLMServerEngine:
                     self._take_in(server, lambda: not batch.over)
                 if working_life != server.life:
                     working_life, missed = server.life, 0
-                    for _ in range(min(self.settings.concurrency, len(batch.prompts))):
+                    share = math.ceil(len(batch.prompts) / sum(other.ready for other in self.servers))
+                    for _ in range(min(self.settings.concurrency, share)):
                         threading.Thread(target=self._work, args=(server, batch, server.life), daemon=True).start()
-                missed = 0 if is_healthy(server.url) else missed + 1
+                missed = 0 if server.is_healthy(HEALTH_SECONDS) else missed + 1
                 if missed == 2:
                     self._drop(server, batch, working_life, "does not answer its health check")
             except EndpointError:
                 pass  # noted in server.error; it is tried again
-            except EngineError as error:
+            except Exception as error:  # whatever it is, the caller waits for it
                 batch.fail(error)
             batch.wait_over(PAUSE_SECONDS)
 
-    def _work(self, server: _Server, batch: _Batch, life: int) -> None:
+    def _work(self, server: _Server, batch: SharedPrompts, life: int) -> None:
         while (claim := batch.claim(server, lambda: server.ready and server.life == life)) is not None:
             try:
                 group = self._complete(server, batch.prompts[claim.index], batch.sampling, claim.index)
@@ -283,119 +306,54 @@ class VLLMServerEngine:
                 if error.is_refusal:
                     batch.fail(error)
                 self._drop(server, batch, life, str(error), claim)
-            except (KeyError, TypeError) as error:
-                batch.fail(EngineError(f"{server.url} answers unlike vLLM 0.32 and later: {error!r}"))
             except Exception as error:  # whatever it is, the caller waits for it
                 batch.fail(error)
             else:
                 batch.deliver(claim, group)
 
-    def _drop(self, server: _Server, batch: _Batch, life: int, reason: str, claim: _Claim | None = None) -> None:
+    def _drop(self, server: _Server, batch: SharedPrompts, life: int, reason: str, claim: Claim | None = None) -> None:
         """Take its prompts from `server`, unless that has been done since it was taken in as this `life`.
 
         `claim` is the one whose request failed.
         """
-        if server.life == life:
+        if server.life == life and server.ready:
             server.ready = False
             server.error = reason
             server.send = None
             batch.give_back(server, reason, claim)
+            server.endpoint.hang_up()
 
     def _complete(
         self, server: _Server, prompt: Sequence[int], sampling: Sampling, prompt_index: int
     ) -> list[Completion]:
         fields = sampling_fields(sampling, self.policy.eos_ids, prompt_index)
-        url = f"{server.url}/inference/v1/generate"
-        answer = post_json(url, {"token_ids": list(prompt), "sampling_params": fields}, seconds=self.settings.seconds)
-        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        versions = {span["version"] for choice in choices for span in choice["weight_versions"] or [{"version": None}]}
-        if versions != {self.label} or any(choice["finish_reason"] == "abort" for choice in choices):
-            raise EndpointError(f"{url} answered with weights {versions} instead of {self.label}, or stopped early")
-        return [
-            as_completion(
-                self.policy.tokenizer,
-                sampling,
-                prompt,
-                choice["token_ids"],
-                [step["logprob"] for step in choice["logprobs"]["content"]],
-                choice["finish_reason"],
-                choice["stop_reason"],
-                self.weights_version,
-            )
-            for choice in choices
-        ]
+        answer = server.endpoint.post(
+            "/inference/v1/generate",
+            {"token_ids": list(prompt), "sampling_params": fields},
+            seconds=self.settings.seconds,
+            tokens=sampling.n * sampling.max_tokens,
+        )
+        with server.endpoint.reading(VLLM):
+            choices = sorted(answer["choices"], key=lambda choice: require_type(choice["index"], int))
+            if [choice["index"] for choice in choices] != list(range(sampling.n)):
+                raise EngineError(f"{len(choices)} choices with other numbers than 0 to {sampling.n - 1}")
+            return [self._completion(choice, prompt, sampling) for choice in choices]
 
-
-# --- One call's prompts, shared among servers --------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class _Claim:
-    index: int
-    server: _Server
-
-
-@dataclass
-class _Batch:
-    """Which prompts wait, which are under way and where, and what has come back: each is answered exactly once."""
-
-    prompts: Sequence[Sequence[int]]
-    sampling: Sampling
-    results: dict[int, list[Completion]] = field(default_factory=dict)
-    failure: Exception | None = None
-
-    def __post_init__(self) -> None:
-        self._changed = threading.Condition(threading.RLock())
-        self._waiting = list(reversed(range(len(self.prompts))))
-        self._claims: dict[int, _Claim] = {}
-        self._failures: Counter[int] = Counter()
-
-    @property
-    def over(self) -> bool:
-        return self.failure is not None or len(self.results) == len(self.prompts)
-
-    def wait_over(self, seconds: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self.over, seconds)
-
-    def claim(self, server: _Server, may_work: Callable[[], bool]) -> _Claim | None:
-        """The next prompt for `server`, waited for as long as another server may give one back; None to stop."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.over or not may_work() or bool(self._waiting))
-            if self.over or not may_work():
-                return None
-            claim = _Claim(self._waiting.pop(), server)
-            self._claims[claim.index] = claim
-            return claim
-
-    def deliver(self, claim: _Claim, group: list[Completion]) -> None:
-        """Take an answer, unless the claim was given back in the meantime."""
-        with self._changed:
-            if self._claims.get(claim.index) is claim:
-                del self._claims[claim.index]
-                self.results[claim.index] = group
-                self._changed.notify_all()
-
-    def give_back(self, server: _Server, reason: str, failed: _Claim | None) -> None:
-        """Let others have every prompt that `server` has not answered, unless `failed` is what kills servers."""
-        with self._changed:
-            for claim in [claim for claim in self._claims.values() if claim.server is server]:
-                del self._claims[claim.index]
-                self._waiting.append(claim.index)
-                self._failures[claim.index] += claim is failed
-                if self._failures[claim.index] == MOST_ATTEMPTS:
-                    self.fail(EngineError(f"prompt {claim.index} failed {MOST_ATTEMPTS} times, at last: {reason}"))
-            self._changed.notify_all()
-
-    def fail(self, error: Exception) -> None:
-        with self._changed:
-            self.failure = self.failure or error
-            self._changed.notify_all()
-
-    def collect(self) -> list[list[Completion]]:
-        if self.failure is not None:
-            raise self.failure
-        return [self.results[index] for index in range(len(self.prompts))]
+    def _completion(self, choice: Any, prompt: Sequence[int], sampling: Sampling) -> Completion:
+        versions = {span["version"] for span in choice["weight_versions"] or [{"version": None}]}
+        if versions != {self.label} or choice["finish_reason"] == "abort":
+            raise EngineError(f"weights {versions} instead of {self.label}, or stopped early")
+        return as_completion(
+            self.policy.tokenizer,
+            self.policy.model.config.vocab_size,
+            sampling,
+            prompt,
+            choice["token_ids"],
+            [step["logprob"] for step in choice["logprobs"]["content"]],
+            choice["finish_reason"],
+            choice["stop_reason"],
+            self.weights_version,
+        )
 
 
 # --- Helpers -----------------------------------------------------------------------------------------------------
@@ -404,16 +362,7 @@ class _Batch:
 def require_wanted(server: _Server, wanted: Callable[[], bool]) -> None:
     """Leave a server that came back out once the call has ended for which it was taken in."""
     if not wanted():
-        raise EndpointError(f"{server.url} came back too late; it is taken in at the next load")
-
-
-def is_healthy(url: str) -> bool:
-    """Whether the server answers its health check in time."""
-    try:
-        get_json(f"{url}/health", seconds=HEALTH_SECONDS)
-    except EndpointError:
-        return False
-    return True
+        raise EndpointError(f"{server} came back too late; it is taken in at the next load")
 
 
 def run_side_by_side(actions: Sequence[Callable[[], None]]) -> list[Exception | None]:

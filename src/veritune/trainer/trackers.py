@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from veritune.core.config import CommonConfig
-from veritune.core.errors import ConfigError
+from veritune.core.errors import ConfigError, blot_logins
 
 
 @contextlib.contextmanager
@@ -53,6 +53,6 @@ def _wandb(config: CommonConfig, path: Path) -> Iterator[Callable[[int, dict[str
         import wandb
     except ImportError as error:
         raise ConfigError("wandb is True, but it is not installed; pip install 'veritune[wandb]'") from error
-    settings = {name: str(value) for name, value in dataclasses.asdict(config).items()}
+    settings = {name: blot_logins(str(value)) for name, value in dataclasses.asdict(config).items()}
     with wandb.init(project="veritune", name=path.name, dir=str(path), config=settings) as tracked:
         yield lambda step, numbers: tracked.log(numbers, step=step)

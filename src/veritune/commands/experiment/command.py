@@ -16,7 +16,7 @@ from veritune.commands.experiment.plan import Experiment, load_experiment, plan_
 from veritune.commands.experiment.results import write_results
 from veritune.commands.experiment.sweep import Outcome, run_cells
 from veritune.core.config import require
-from veritune.core.errors import TrainingError
+from veritune.core.errors import TrainingError, blot_logins
 from veritune.core.run_folder import RunFolder
 
 
@@ -57,7 +57,7 @@ def run_experiment(config: ExperimentConfig) -> None:
         focused = plan_focused_cells(experiment, best, output, seeds=config.seeds, threads=threads)
         tell.total += len(focused)
         outcomes += run_cells(focused, jobs, tell, known=outcomes)
-    command = shlex.join(["veritune", *sys.argv[1:]])
+    command = shlex.join(["veritune", *map(blot_logins, sys.argv[1:])])
     write_results(experiment, outcomes, output, command=command, seconds=time.perf_counter() - began)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed:
