@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from scripted_endpoint import CUT_OFF, DISCONNECTS, DRIPS, STALLS, ScriptedEndpoint, answers, fails, raw
 
+from odd_answers import FAULTS, RawServer, play, respond
 from veritune.core import http
 from veritune.core.errors import ConfigError, EngineError
 from veritune.discovery import DiscoverConfig, discover, replay_conversation, write_outputs
@@ -45,12 +46,12 @@ def key(monkeypatch) -> None:
     monkeypatch.setattr(http, "FIRST_WAIT_SECONDS", 0.01)
 
 
-def config(endpoint: ScriptedEndpoint, folder: Path, **changes) -> DiscoverConfig:
+def config(endpoint: ScriptedEndpoint | None, folder: Path, **changes) -> DiscoverConfig:
     settings = {
         "dimension": 5,
         "run": folder,
         "engine_model": "scripted",
-        "engine_url": (endpoint.base_url,),
+        "engine_url": (endpoint.base_url,) if endpoint else (),
         "rounds": 1,
         "engine_concurrency": 1,
         "engine_retries": 2,
@@ -241,6 +242,20 @@ def test_odd_bodies_cost_their_round_and_never_the_run(tmp_path: Path) -> None:
     assert len(of_type(folder, "failure")) == 9
     assert [event["answer"] for event in of_type(folder, "answer")][:-1] == ["hi"]
     assert (folder / "report.md").exists()
+
+
+def test_no_answer_whatsoever_ends_a_run(tmp_path: Path) -> None:
+    def answer(send, path, payload) -> None:
+        if len(server.requests) <= len(FAULTS):
+            play(list(FAULTS.values())[len(server.requests) - 1], send, {"choices": [{}]}, lambda text: text)
+        else:
+            respond(send, json.dumps({"choices": [{"message": {"content": fenced(ROOTS)}}]}))
+
+    with RawServer(answer) as server:
+        settings = {"engine_url": (server.url,), "rounds": len(FAULTS) + 1, "engine_retries": 0}
+        folder = discover(config(None, tmp_path / "run", **settings))
+    assert len(of_type(folder, "failure")) == len(FAULTS)
+    assert [event["score"] for event in of_type(folder, "verdict")] == [40]
 
 
 def test_the_key_is_used_and_never_written(tmp_path: Path) -> None:

@@ -9,8 +9,13 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from odd_answers import play
 from veritune.core.types import Sampling
 from veritune.engines.native.engine import NativeEngine
+from veritune.engines.weight_check import canary_prompt
+
+VOCABULARY = 288
+"""Ids of the policy that the tests use."""
 
 
 class FakeVLLM:
@@ -25,6 +30,7 @@ class FakeVLLM:
         self.before_generate = lambda server: None
         self.ignore_reloads = False
         self.missing = ()
+        self.fault, self.faulty_answers, self.faulty_path = None, 0, "/inference/v1/generate"
         self.start()
 
     @property
@@ -121,6 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.fake.alive or self.fake.life != self.life:
             self.close_connection = True
             return
+        if self.path == self.fake.faulty_path and payload.get("token_ids") != list(canary_prompt(VOCABULARY)):
+            self.fake.faulty_answers -= 1
+            if self.fake.faulty_answers >= 0:
+                self.close_connection = True
+                play(self.fake.fault, self.wfile.write, body, lambda text: text)
+                return
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))

@@ -38,8 +38,7 @@ class ServerProcess:
         self.stop(patience_seconds=0)
         with open(self.log, "ab") as output:
             self.process = subprocess.Popen(
-                # -P: the folder of this file holds modules with names of the standard library's.
-                [sys.executable, "-P", __file__, str(os.getpid()), str(PATIENCE_SECONDS), *self.arguments],
+                [sys.executable, __file__, str(os.getpid()), str(PATIENCE_SECONDS), *self.arguments],
                 env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
