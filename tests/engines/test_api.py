@@ -8,11 +8,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from veritune.cli import main
 from veritune.commands.launch import launch
 from veritune.core import http
+from veritune.core.config import read_toml
 from veritune.core.errors import ConfigError, EngineError
 from veritune.core.types import Sampling
-from veritune.engines import create_engine
+from veritune.engines import api, create_engine
 from veritune.engines.api import APIEngine
 from veritune.recipes.config import EvalConfig, GRPOConfig
 
@@ -218,6 +220,9 @@ def current_umask():
         ({"engine": "api", "engine_url": ("http://a", "http://b"), "engine_model": "m"}, "one engine_url"),
         ({"engine": "vllm-server"}, "engine_url, or start some by engine_start"),
         ({"engine_url": ("localhost:8000",)}, "engine_url"),
+        ({"engine_url": ("http://anna:hun/ter2@host",)}, r"engine_url is \('http://\*\*\*@host',\)"),
+        ({"engine_url": ("http://host:8000x",)}, "engine_url"),
+        ({"engine_url": ("http:///v1",)}, "engine_url"),
         ({"engine_start": ("gpu",)}, "engine_start"),
         ({"engine_seconds": 0.0}, "engine_seconds"),
         ({"max_model_len": 10}, "max_model_len"),
@@ -227,6 +232,26 @@ def current_umask():
 def test_impossible_engine_settings_are_refused_by_name(settings, message):
     with pytest.raises(ConfigError, match=message):
         EvalConfig(**settings)
+
+
+def test_a_password_in_the_address_is_written_nowhere(tmp_path, monkeypatch, capfd):
+    endpoint = Endpoint(lambda payload, attempt: [piece("x", "stop"), "[DONE]"])
+    address = endpoint.url.replace("://", "://anna:hunter2@")
+    for name, port in (("good", ""), ("bad", "9")):
+        run = ["--run", str(tmp_path / name), "--validation-examples", "2", "--engine-retries", "0"]
+        arguments = ["eval", "--engine", "api", "--engine-url", address + port, "--engine-model", "m", *run]
+        monkeypatch.setattr("sys.argv", ["veritune", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert bool(ended.value.code) == (name == "bad")
+    assert set(endpoint.keys) == {"Basic YW5uYTpodW50ZXIy"}
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said = "".join(capfd.readouterr())
+    assert "error: " in said and "hunter2" not in said and len(written) > 5
+    assert [path for path, data in written.items() if b"hunter2" in data] == []
+    hidden = endpoint.url.replace("://", "://***@")
+    assert read_toml(tmp_path / "good" / "config.toml")["engine_url"] == [hidden]
+    assert hidden in json.loads((tmp_path / "good" / "environment.json").read_text())["arguments"]
 
 
 def test_training_on_an_endpoint_is_refused():
