@@ -12,8 +12,7 @@ from veritune.cli import main
 from veritune.commands.grade import GradeConfig
 from veritune.core.errors import ConfigError
 from veritune.core.types import Score
-from veritune.tasks import REWARD_FORMATS
-from veritune.tasks.questions import RewardFormat
+from veritune.tasks.rewards import REWARDS, Reward
 
 GOLD = "She has 40+2=<<40+2=42>>42.\n#### 42"
 ANSWERS = [
@@ -50,7 +49,7 @@ def run(*arguments):
 
 def counts(output):
     """The table as {verdict: (answers, share)}."""
-    found = re.findall(r"^(correct|format only|neither|timeouts) +([\d,]+) +([\d.]+%)", output, re.MULTILINE)
+    found = re.findall(r"^(correct|format only|neither|failed) +([\d,]+) +([\d.]+%)", output, re.MULTILINE)
     return {verdict: (int(number.replace(",", "")), share) for verdict, number, share in found}
 
 
@@ -63,7 +62,7 @@ def test_the_table_counts_every_answer_once(answers, capsys, monkeypatch, column
         "correct": (2, "25.0%"),
         "format only": (3, "37.5%"),
         "neither": (3, "37.5%"),
-        "timeouts": (0, "0.0%"),
+        "failed": (0, "0.0%"),
     }
     assert "7.1–59.1%" in output  # Wilson's interval of 2 of 8, by hand
     assert "answers graded per second" in " ".join(output.split())
@@ -79,7 +78,7 @@ def test_the_scored_rows_are_the_rows_with_their_scores(answers, tmp_path):
     ]
     for row, (_, verdict) in zip(rows, ANSWERS, strict=True):
         score = row["score"]
-        assert set(score) == {"reward", "format_reward", "answer_reward", "extracted", "rule", "seconds"}
+        assert set(score) == {"reward", "format_reward", "answer_reward", "extracted", "rule", "seconds", "parts"}
         assert (score["answer_reward"], score["format_reward"]) == {
             "correct": (1.0, 1.0),
             "format only": (0.0, 1.0),
@@ -146,8 +145,8 @@ def never_settled(response, ground_truth):
 
 
 def test_an_answer_past_its_limit_is_a_timeout_and_the_rest_are_graded(tmp_path, capsys, monkeypatch):
-    slow = RewardFormat(hang_on_request, never_settled, ())
-    monkeypatch.setitem(REWARD_FORMATS, "r1_zero", slow)
+    slow = Reward(hang_on_request, never_settled, ())
+    monkeypatch.setitem(REWARDS, "r1_zero", slow)
     rows = [{"response": "hang" if n == 3 else f"{n}", "ground_truth": 1} for n in range(6)]
     assert run("--file", write(tmp_path / "a.jsonl", rows), "--seconds-per-answer", "0.5", "--explain", "9") == 0
     output = capsys.readouterr().out
@@ -155,9 +154,9 @@ def test_an_answer_past_its_limit_is_a_timeout_and_the_rest_are_graded(tmp_path,
         "correct": (5, "83.3%"),
         "format only": (0, "0.0%"),
         "neither": (0, "0.0%"),
-        "timeouts": (1, "16.7%"),
+        "failed": (1, "16.7%"),
     }
-    assert "line 4: timeout, rule: timeout\n" in output
+    assert "line 4: failed, rule: timeout\n" in output
     scored = [json.loads(line) for line in (tmp_path / "scored-a.jsonl").read_text().splitlines()]
     assert [row["score"]["extracted"] for row in scored] == ["0", "1", "2", None, "4", "5"]
 
@@ -219,7 +218,7 @@ def test_a_file_that_cannot_be_read_or_written_is_one_line(tmp_path, answers, ca
         ({"workers": 0}, "workers is 0"),
         ({"seconds_per_answer": 0.0}, "seconds_per_answer is 0.0"),
         ({"output": "a.jsonl"}, "output is 'a.jsonl'; it must be another file"),
-        ({"task": "countdown", "reward": "r1_zero"}, "reward is 'r1_zero'; it must be left unset"),
+        ({"task": "chess"}, "task is 'chess'; allowed are countdown, gsm8k, math, file, or package.module:name"),
     ],
 )
 def test_impossible_settings_are_named(settings, message):

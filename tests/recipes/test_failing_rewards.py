@@ -13,7 +13,7 @@ from veritune.core.types import Score
 from veritune.recipes import eval as eval_recipe
 from veritune.recipes import grpo, sft
 from veritune.recipes.config import EvalConfig, GRPOConfig, SFTConfig
-from veritune.tasks import grading_pool
+from veritune.tasks.rewards import grading_pool
 from veritune.trainer.loop import Session, safe_rewards
 
 SMALL = GRPOConfig(

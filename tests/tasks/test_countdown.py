@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from veritune.core.config import CommonConfig
 from veritune.core.errors import ConfigError, DataError
+from veritune.tasks import load_task
 from veritune.tasks.countdown import (
     CountdownTask,
     Problem,
@@ -358,7 +360,7 @@ def test_a_file_in_the_public_form_is_split_by_its_multisets(tmp_path, suffix):
     rows += [{"nums": [a, a + 1, 50, 60], "target": 10 + a} for a in range(1, 60)]
     path = write_rows(tmp_path / f"problems{suffix}", rows)
     assert read_problems(path) == [Problem(tuple(row["nums"]), row["target"]) for row in rows]
-    task = CountdownTask(data_file=path)
+    task = CountdownTask(data=path)
     train, validation = task.examples("train"), task.examples("validation")
     assert len(train) + len(validation) == len(rows) and train and validation
     sorted_numbers = [{tuple(sorted(e.ground_truth["numbers"])) for e in split} for split in (train, validation)]
@@ -420,9 +422,9 @@ def test_a_split_without_rows_is_an_error(tmp_path):
     path = write_rows(tmp_path / "one.jsonl", [{"nums": [9, 5, 18], "target": 4}])
     owner = split_of([9, 5, 18])
     other = "train" if owner == "validation" else "validation"
-    assert len(CountdownTask(data_file=path).examples(owner)) == 1
+    assert len(CountdownTask(data=path).examples(owner)) == 1
     with pytest.raises(DataError, match=f"none of its rows belongs to the {other} split"):
-        CountdownTask(data_file=path).examples(other)
+        CountdownTask(data=path).examples(other)
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
@@ -450,10 +452,10 @@ def test_the_compact_prompt_and_the_shape_of_an_example():
 
 def test_other_prompts_take_the_question(tmp_path):
     example = CountdownTask(train_problems=1).examples("train")[0]
-    r1_zero = CountdownTask(prompt_template="r1_zero").prompt(example)
+    r1_zero = load_task(CommonConfig(prompt="r1_zero")).prompt(example)
     assert r1_zero.endswith(f"\nUser: {example.question}\nAssistant: <think>")
     own = tmp_path / "own.txt"
     own.write_text("{braces} {question} {}\n")
-    assert CountdownTask(prompt_template=str(own)).prompt(example) == f"{{braces}} {example.question} {{}}\n"
+    assert load_task(CommonConfig(prompt=str(own))).prompt(example) == f"{{braces}} {example.question} {{}}\n"
     with pytest.raises(ConfigError, match="prompt is 'nonsense'"):
-        CountdownTask(prompt_template="nonsense")
+        load_task(CommonConfig(prompt="nonsense"))

@@ -16,25 +16,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veritune.core.config import CommonConfig
+from veritune.core.config import CommonConfig, from_mapping
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.types import Score
-from veritune.tasks import TASKS, grading_pool, load_task
+from veritune.tasks import load_task
 from veritune.tasks.countdown import CountdownTask
 from veritune.tasks.data_files import Place
 from veritune.tasks.questions import (
-    REWARD_FORMATS,
     SAMPLES,
-    RewardFormat,
     boxed_answer,
     gsm8k_row,
     math_row,
     question_key,
-    reward_format_of,
-    settle_r1_zero_strict,
     short_gold,
     split_of,
 )
+from veritune.tasks.rewards import REWARDS, Reward, grading_pool, reward_of_template, settle_r1_zero_strict
 
 PLACE = Place("x.jsonl", "line", 7)
 
@@ -44,8 +41,11 @@ def write(path, rows):
     return path
 
 
-def load(told=None, **settings):
-    return load_task(CommonConfig(**settings), ([] if told is None else told).append)
+def load(told=None, **values):
+    """The task of a config; settings that are not every run's are the task's own."""
+    common = {field.name for field in dataclasses.fields(CommonConfig)}
+    named = {name if name in common else f"task.{name}": value for name, value in values.items()}
+    return load_task(from_mapping(CommonConfig, named, "test"), ([] if told is None else told).append)
 
 
 # Golds
@@ -127,15 +127,15 @@ def test_the_rows_of_math():
 def test_every_gold_of_a_sample_scores_one_against_itself_in_every_format(name, rows):
     told = []
     task = load(told, task=name)
-    assert told == [f"task {name} was given no data: its problems are the small sample that Veritune ships"]
     examples = [*task.examples("train"), *task.examples("validation")]
+    assert told == [f"task {name} was given no data: its problems are the small sample that Veritune ships"]
     assert len(examples) == len({example.id for example in examples}) == rows
     for example in examples:
         gold = example.ground_truth
         tagged, boxed = f"so </think> <answer> {gold} </answer>", f"so \\boxed{{{gold}}}."
         assert task.rewards([(tagged, gold)])[0].reward == 1.0, gold
-        assert REWARD_FORMATS["r1_zero_strict"].score(tagged, gold).reward == 1.0, gold
-        assert REWARD_FORMATS["question_only"].score(boxed, gold).reward == 1.0, gold
+        assert REWARDS["r1_zero_strict"].score(tagged, gold).reward == 1.0, gold
+        assert REWARDS["question_only"].score(boxed, gold).reward == 1.0, gold
         assert task.rewards([(tagged.replace("</think>", ""), gold)])[0].rule == "format"
 
 
@@ -220,7 +220,7 @@ def test_a_file_too_small_to_hold_anything_out_says_what_to_give(tmp_path):
 def test_bad_rows_are_refused_or_counted(tmp_path):
     path = write(tmp_path / "rows.jsonl", [*table_of(20), {"question": "q", "answer": "no mark"}, {}])
     with pytest.raises(DataError, match=r"rows.jsonl line 21: 'answer' is 'no mark'"):
-        load(task="gsm8k", data=path)
+        load(task="gsm8k", data=path).examples("train")
     told = []
     task = load(told, task="gsm8k", data=path, skip_bad_rows=True)
     assert len(task.examples("train")) + len(task.examples("validation")) == 20
@@ -238,9 +238,9 @@ def test_any_table_with_named_columns(tmp_path):
     examples = [*task.examples("train"), *task.examples("validation")]
     assert {(e.question, e.ground_truth) for e in examples} == {(f"Was ist {n}?", str(n)) for n in range(40)}
     with pytest.raises(DataError, match=r"row 1: 'answer' is missing; the row has 'Frage', 'Antwort', 'rest'"):
-        load(**settings)
+        load(**settings).examples("train")
     with pytest.raises(ConfigError, match="task file needs data or validation_data"):
-        load(task="file")
+        load(task="file").examples("train")
 
 
 # Prompts and rewards
@@ -255,8 +255,8 @@ def test_the_reward_follows_the_prompt_or_is_said(tmp_path):
         ({"prompt": "compact"}, ("</answer>",), "</think> <answer>{}</answer>"),
         ({"prompt": "question_only"}, (), "\\boxed{{{}}}"),
         ({"prompt": str(own)}, (), "\\boxed{{{}}}"),
-        ({"prompt": str(own), "reward": "r1_zero"}, ("</answer>",), "</think> <answer>{}</answer>"),
-        ({"reward": "question_only"}, (), "\\boxed{{{}}}"),
+        ({"prompt": str(own), "reward": ("r1_zero",)}, ("</answer>",), "</think> <answer>{}</answer>"),
+        ({"reward": ("question_only",)}, (), "\\boxed{{{}}}"),
         ({"chat": True}, (), "\\boxed{{{}}}"),
         ({"chat": True, "prompt": "r1_zero"}, ("</answer>",), "</think> <answer>{}</answer>"),
     ]:
@@ -264,11 +264,11 @@ def test_the_reward_follows_the_prompt_or_is_said(tmp_path):
         assert task.stop == stop, settings
         (score,) = task.rewards([(right.format(example.ground_truth), example.ground_truth)])
         assert score.reward == 1.0, settings
-    assert reward_format_of("{question} <think>") == "r1_zero" and reward_format_of("{question}") == "question_only"
+    assert reward_of_template("{question} <think>") == "r1_zero" and reward_of_template("{question}") == "question_only"
 
 
 def test_the_strict_format_wants_one_space_between_the_tags():
-    strict = load(task="gsm8k", reward="r1_zero_strict")
+    strict = load(task="gsm8k", reward=("r1_zero_strict",))
     lenient = load(task="gsm8k")
     for between, reward in [(" ", 1.0), ("\n", 0.0), ("", 0.0), ("  ", 0.0)]:
         response = f"so </think>{between}<answer> 5 </answer>"
@@ -282,33 +282,33 @@ def test_every_task_has_its_own_prompt_and_a_question_may_hold_braces(tmp_path):
     task = load(task="file", validation_data=path)
     (example,) = task.examples("validation")
     assert task.prompt(example).endswith("\nUser: What is {x} in {question}?\nAssistant: <think>")
-    assert load(task="countdown").prompt_template == "compact"
-    assert load(task="countdown", chat=True).prompt_template == "countdown_instruct"
-    assert load(task="math", chat=True).template == "{question}"
+    assert load(task="countdown").template == "compact"
+    assert load(task="countdown", chat=True).template == "countdown_instruct"
+    assert load(task="math", chat=True).template == "question_only"
 
 
 @pytest.mark.parametrize(
     "settings, message",
     [
         ({"task": "gsm9k"}, "task is 'gsm9k'; allowed are countdown, gsm8k, math, file"),
-        ({"task": "countdown", "skip_bad_rows": True}, "skip_bad_rows is True, but task countdown has no such setting"),
-        ({"task": "countdown", "reward": "r1_zero"}, "reward is 'r1_zero', but task countdown has no such setting"),
-        ({"task": "gsm8k", "question_column": "q"}, "question_column is 'q', but task gsm8k has no such setting"),
-        ({"task": "math", "countdown_numbers": 4}, "countdown_numbers is 4, but task math has no such setting"),
+        ({"task": "countdown", "skip_bad_rows": True}, "task countdown: unknown setting 'task.skip_bad_rows'"),
+        ({"task": "gsm8k", "question_column": "q"}, "task gsm8k: unknown setting 'task.question_column'"),
+        ({"task": "math", "numbers": 4}, "task math: unknown setting 'task.numbers'; allowed are task.data"),
         ({"task": "math", "prompt": "nonsense"}, "prompt is 'nonsense'; it must be one of"),
-        ({"data": Path("a"), "validation_data": Path("a")}, "validation_data is .*; it must be another source"),
-        ({"question_column": ""}, "question_column is ''; it must be a column's name"),
-        ({"question_column": "a", "answer_column": "a"}, "answer_column is 'a'; it must be another one"),
+        (
+            {"task": "math", "data": Path("a"), "validation_data": Path("a")},
+            "task.validation_data is .*; it must be another source",
+        ),
+        ({"task": "file", "question_column": ""}, "task.question_column is ''; it must be a column's name"),
+        (
+            {"task": "file", "question_column": "a", "answer_column": "a"},
+            "task.answer_column is 'a'; it must be another one",
+        ),
     ],
 )
 def test_impossible_settings_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):
         load(**settings)
-
-
-def test_every_setting_in_the_table_is_a_setting():
-    fields = {field.name for field in dataclasses.fields(CommonConfig)}
-    assert all(set(entry.settings) <= fields for entry in TASKS.values())
 
 
 # Limits
@@ -324,9 +324,9 @@ def never_settled(response, ground_truth):
     return None
 
 
-def test_a_grader_that_hangs_costs_its_answer_and_not_the_run():
-    slow = RewardFormat(hanging_score, never_settled, ())
-    with grading_pool(dataclasses.replace(load(task="gsm8k"), reward_format=slow)) as pool:
+def test_a_grader_that_hangs_costs_its_answer_and_not_the_run(monkeypatch):
+    monkeypatch.setitem(REWARDS, "slow", Reward(hanging_score, never_settled, ()))
+    with grading_pool(load(task="gsm8k"), ["slow"]) as pool:
         assert [score.rule for score in pool.score([(each, "1") for each in ("a", "hang", "b")])] == [
             "said",
             "timeout",

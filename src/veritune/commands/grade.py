@@ -7,33 +7,33 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from veritune.core.config import require
+from veritune.core.config import fill_tables, require
 from veritune.core.errors import CheckpointError, DataError
 from veritune.core.statistics import wilson_interval
+from veritune.core.tables import table
 from veritune.core.types import Score
 from veritune.grading import GradingPool
 from veritune.report.examples import visible
-from veritune.tasks import REWARD_FORMATS
-from veritune.tasks.countdown import score_response
+from veritune.tasks import make_task
 from veritune.tasks.data_files import Place, cell, read_table
-from veritune.tasks.questions import short_gold
+from veritune.tasks.questions import QuestionTask
+from veritune.tasks.rewards import grading_pool
 
 CHUNK = 512
 """Answers that are graded between two movements of the progress bar."""
 SHOWN_CHARACTERS = 300
 """Of a longer response the end is shown, where its answer stands."""
-
-Reward = Literal["r1_zero", "r1_zero_strict", "question_only"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,12 @@ class GradeConfig:
 
     file: Path
     """The answers: a .jsonl, .parquet or .arrow file with the columns response and ground_truth."""
-    task: Literal["countdown", "gsm8k", "math", "file"] = "math"
+    task: str = "math"
     """The task that was asked; a ground truth may be a whole solution that ends with the answer."""
-    reward: Reward | None = None
-    """Where the answer must stand: in <answer> tags or \\boxed{}; default: where it stands in most responses."""
+    task_settings: Any = table("task", "veritune.tasks:settings_class")
+    """The settings of the task that was chosen."""
+    reward: tuple[str, ...] = ()
+    """The rewards that pay, as in training; default: the task's own, in the form that most responses wear."""
     output: Path | None = None
     """Where the scored rows go; default: beside the file, as scored-NAME.jsonl."""
     explain: int = 0
@@ -62,12 +64,7 @@ class GradeConfig:
         require(self, "workers", 1 <= self.workers <= 16, "between 1 and 16")
         require(self, "seconds_per_answer", 0 < self.seconds_per_answer < float("inf"), "positive and finite")
         require(self, "output", self.output is None or self.output != self.file, "another file than the answers'")
-        require(
-            self,
-            "reward",
-            self.reward is None or self.task != "countdown",
-            "left unset with task countdown, which has one reward alone",
-        )
+        fill_tables(self)
 
 
 class Answer(NamedTuple):
@@ -88,8 +85,8 @@ class Graded(NamedTuple):
     @property
     def verdict(self) -> str:
         """One of VERDICTS."""
-        if self.score.rule == "timeout":
-            return "timeouts"
+        if self.score.failed:
+            return "failed"
         if self.score.answer_reward >= 1:
             return "correct"
         return "format only" if self.score.format_reward >= 1 else "neither"
@@ -99,7 +96,7 @@ VERDICTS = {
     "correct": "green",
     "format only": "yellow",
     "neither": "red",
-    "timeouts": "magenta",
+    "failed": "magenta",
 }
 """Every answer has one of these, with its colour."""
 
@@ -111,11 +108,12 @@ def grade(config: GradeConfig) -> None:
     rows cannot be written.
     """
     console = Console(highlight=False)
-    table = read_table(config.file, _reader(config), skip_bad_rows=config.skip_bad_rows)
-    answers = table.records
-    name = "countdown" if config.task == "countdown" else config.reward or _worn_format(answers)
+    task = make_task(config.task, config.task_settings)
+    rows = read_table(config.file, partial(_read_row, task), skip_bad_rows=config.skip_bad_rows)
+    answers = rows.records
+    worn = () if config.reward or not isinstance(task, QuestionTask) else (_worn_format(answers),)
     began = time.perf_counter()
-    with _pool(config, name) as pool:
+    with grading_pool(task, config.reward or worn, config.workers, config.seconds_per_answer) as pool:
         scores = _score(pool, answers, console)
     seconds = time.perf_counter() - began
     graded = [Graded(answer, score) for answer, score in zip(answers, scores, strict=True)]
@@ -123,48 +121,30 @@ def grade(config: GradeConfig) -> None:
     _write_rows(output, graded)
     if config.explain:
         _print_explanations(console, _one_of_each_rule(graded, config.explain))
-    if table.skipped:
-        rows = len(answers) + table.skipped
-        console.print(Text(f"left out: {table.skipped} of {rows} rows; the first: {table.first_fault}"))
+    if rows.skipped:
+        total = len(answers) + rows.skipped
+        console.print(Text(f"left out: {rows.skipped} of {total} rows; the first: {rows.first_fault}"))
     console.print(_summary(graded))
-    console.print(Text(f"{_told_reward(config, name)}; {len(graded) / seconds:,.0f} answers graded per second"))
+    chosen = f"{worn[0]} (chosen by the form of most responses)" if worn else f"that of task {task.name}"
+    told = ", ".join(config.reward) or chosen
+    console.print(Text(f"reward: {told}; {len(graded) / seconds:,.0f} answers graded per second"))
     console.print(Text(f"scored rows: {output}"), soft_wrap=True)
 
 
-def _reader(config: GradeConfig) -> Callable[[Mapping[str, Any], Place], Answer]:
-    def read_row(row: Mapping[str, Any], place: Place) -> Answer:
-        response, ground_truth = cell(row, "response", place), cell(row, "ground_truth", place)
-        if not isinstance(response, str):
-            raise DataError(f"{place}: 'response' is {response!r:.80}; it must be text")
-        if config.task == "countdown":
-            try:
-                score_response("", ground_truth)
-            except DataError as error:
-                raise DataError(f"{place}: 'ground_truth': {error}") from error
-        else:
-            ground_truth = short_gold(ground_truth, "ground_truth", place)
-        return Answer(place, row, response, ground_truth)
-
-    return read_row
+def _read_row(task: Any, row: Mapping[str, Any], place: Place) -> Answer:
+    response, ground_truth = cell(row, "response", place), cell(row, "ground_truth", place)
+    if not isinstance(response, str):
+        raise DataError(f"{place}: 'response' is {response!r:.80}; it must be text")
+    if hasattr(task, "read_ground_truth"):
+        ground_truth = task.read_ground_truth(ground_truth, place)
+    return Answer(place, row, response, ground_truth)
 
 
-def _worn_format(answers: Sequence[Answer]) -> Reward:
+def _worn_format(answers: Sequence[Answer]) -> str:
     """The format that most responses wear; a response with an <answer> tag wears that, whatever it boxes inside."""
     tagged = sum("<answer>" in answer.response for answer in answers)
     boxed = sum("\\boxed" in answer.response and "<answer>" not in answer.response for answer in answers)
     return "question_only" if boxed > tagged else "r1_zero"
-
-
-def _told_reward(config: GradeConfig, name: str) -> str:
-    if config.task == "countdown":
-        return "reward: countdown (each number at most once)"
-    return f"reward: {name}" + ("" if config.reward else " (chosen by the form of most responses)")
-
-
-def _pool(config: GradeConfig, name: str) -> GradingPool:
-    if name == "countdown":  # its one pass over an answer needs no worker
-        return GradingPool(grader=score_response, settle=score_response)
-    return REWARD_FORMATS[name].pool(config.workers, config.seconds_per_answer)
 
 
 def _score(pool: GradingPool, answers: Sequence[Answer], console: Console) -> list[Score]:
@@ -226,7 +206,7 @@ def _print_explanations(console: Console, chosen: Sequence[Graded]) -> None:
         console.print(
             Text.assemble(
                 (f"{place.unit} {place.number}: ", "bold"),
-                (each.verdict.removesuffix("s"), f"bold {VERDICTS[each.verdict]}"),
+                (each.verdict, f"bold {VERDICTS[each.verdict]}"),
                 (f", rule: {each.score.rule}", "bold"),
             )
         )

@@ -25,7 +25,8 @@ from veritune.model.kernels import cpu as cpu_kernels
 from veritune.model.parallel import start_workers
 from veritune.model.policy import Policy, choose_device, choose_dtype, load_policy
 from veritune.report import write_report
-from veritune.tasks import grading_pool, load_task
+from veritune.tasks import load_task
+from veritune.tasks.rewards import grading_pool
 from veritune.trainer.loop import Session, examples_of
 from veritune.trainer.trackers import tracking
 
@@ -63,7 +64,8 @@ def config_class(recipe: str) -> type[CommonConfig]:
 
 def launch(recipe: str, config: CommonConfig, display: Display = silent) -> Path:
     """Start a run and follow it to its end; returns the run folder. Everything is checked before the folder is made."""
-    path = config.run or Path("runs") / f"{recipe}-{config.task}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    task = config.task.rpartition(":")[2]  # of one from outside its class alone
+    path = config.run or Path("runs") / f"{recipe}-{task}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (path / "config.toml").exists():
         raise ConfigError(f"run folder {path} already holds a run; resume it, or choose another folder")
     return _follow(recipe, config, path, display, resuming=False)
@@ -101,10 +103,12 @@ def _follow(
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     task = load_task(config)
+    pool = grading_pool(task, config.reward, config.reward_workers, config.reward_seconds)
     examples_of(task, "validation")  # a file that cannot be read is refused before a folder is made for the run
     name = str(checkpoint.folder) if checkpoint else config.policy
     policy = load_policy(name, device=device, dtype=dtype, chat=config.chat, bos=config.bos)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(pool)
         workers = start_workers(policy, config.processes)
         stack.callback(workers.close)
         engine = create_engine(config, policy, workers)
@@ -118,14 +122,13 @@ def _follow(
             run = RunFolder.create(path, to_toml(config), describe_environment(recipe, policy), private=private)
         stack.callback(run.unlock)
         listeners = [stack.enter_context(display(run, config)), stack.enter_context(tracking(config, path))]
-        rewards = stack.enter_context(grading_pool(task, config.reward_workers, config.reward_seconds)).score
 
         def listen(row: Row) -> None:
             for listener in listeners:
                 listener(row)
 
         module = importlib.import_module(f"veritune.{RECIPES[recipe][0]}")
-        module.run(Session(config, policy, task, engine, run, checkpoint, listen, began, workers, rewards))
+        module.run(Session(config, policy, task, engine, run, checkpoint, listen, began, workers, pool.score))
     write_report([path], path)
     return path
 

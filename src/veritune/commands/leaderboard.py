@@ -45,7 +45,7 @@ class LeaderboardConfig(GRPOConfig):
         super().__post_init__()
         require(self, "temperature", self.temperature == 1, "1 by the rules")
         require(self, "prompt", self.prompt == "r1_zero", "r1_zero by the rules")
-        require(self, "reward", self.reward in (None, "r1_zero"), "r1_zero by the rules")
+        require(self, "reward", self.reward in ((), ("r1_zero",)), "r1_zero by the rules")
         require(self, "schedule", self.schedule == "constant", "constant: nobody knows the number of steps beforehand")
 
 
@@ -74,7 +74,7 @@ def check_rules(path: Path) -> list[Rule]:
         Rule("validated on the whole split", sorted(asked) == sorted(split), f"{len(asked)} of {len(split)} problems"),
         Rule("sampled at temperature 1", config.temperature == 1 and config.top_p == 1, f"{config.temperature:g}"),
         Rule("asked with the r1_zero prompt", config.prompt == "r1_zero", str(config.prompt)),
-        Rule("paid by the r1_zero reward", config.reward in (None, "r1_zero"), config.reward or "r1_zero"),
+        Rule("paid by the r1_zero reward", config.reward in ((), ("r1_zero",)), ",".join(config.reward) or "r1_zero"),
         Rule(
             "the final checkpoint counts, not the best",
             last["step"] == last["steps"] == final == max(steps, default=-2),

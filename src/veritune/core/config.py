@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from veritune.core.errors import ConfigError, blot_logins
 from veritune.core.registry import allowed_words
-from veritune.core.tables import flatten, tables
+from veritune.core.tables import flatten, table, tables
 
 Config = TypeVar("Config")
 Kind = TypeVar("Kind")
@@ -115,33 +115,22 @@ class CommonConfig(EngineConfig):
     policy: str = "embedded"
     """The policy to start from: embedded, a model folder, or a hub id."""
     task: str = "countdown"
-    """The task whose problems are asked and whose reward pays."""
-    data: Path | None = None
-    """Problems instead of the task's own: a .jsonl, .parquet or .arrow file, or hub:OWNER/NAME[:CONFIG][@SPLIT]."""
-    validation_data: Path | None = None
-    """Held-out problems, in the same form; default: one question in ten of data, the same ones every time."""
-    question_column: str = "question"
-    """The column of the questions, for task file."""
-    answer_column: str = "answer"
-    """The column of the answers, for task file: short, or a solution that ends with #### or a \\boxed{}."""
-    skip_bad_rows: bool = False
-    """Leave rows that cannot be used out of the data and say how many, instead of stopping at the first."""
+    """The problems and their reward: countdown, gsm8k, math, file, an installed one or package.module:Class."""
+    task_settings: Any = table("task", "veritune.tasks:settings_class")
+    """The settings of the task that was chosen."""
     prompt: str | None = None
     """A template's name (compact, r1_zero, question_only, …) or a file with {question} in it; default: the task's."""
     chat: bool = False
     """Send the prompt as a user's message in the model's own chat template; the default prompt is then plainer."""
     bos: Literal["auto", "always", "never"] = "auto"
     """Start prompts with the tokenizer's BOS token; auto does where the tokenizer itself does, but not with chat."""
-    reward: Literal["r1_zero", "r1_zero_strict", "question_only"] | None = None
-    """Where the answer must stand: in <answer> tags or \\boxed{}; default: the tags if the prompt has some."""
-    reward_workers: int = 2
+    reward: tuple[str, ...] = ()
+    """The rewards that pay: r1_zero, r1_zero_strict, question_only, task or package.module:function, and a weight
+    for each where there are several, as in r1_zero=1.0,my.module:brevity=0.2; default: the task's own."""
+    reward_workers: Rare[int] = 2
     """Processes that compute rewards; more are started beside those whose answers take long, up to 16."""
     reward_seconds: float = 2.0
     """Time limit of one answer's reward; past it the answer scores 0 and counts as failed."""
-    countdown_numbers: Literal[3, 4] = 3
-    """Numbers of a generated Countdown problem."""
-    require_all_numbers: bool = False
-    """Pay a Countdown equation only if it uses every number."""
     run: Path | None = None
     """The run folder to write; default: runs/ and a name made of recipe, task, seed and time."""
     seed: int = 0
@@ -171,15 +160,7 @@ class CommonConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self,
-            "validation_data",
-            self.validation_data is None or self.validation_data != self.data,
-            "another source than data, which is split by itself",
-        )
-        for name in ("question_column", "answer_column"):
-            require(self, name, bool(getattr(self, name)), "a column's name")
-        require(self, "answer_column", self.answer_column != self.question_column, "another one than question_column")
+        fill_tables(self)
         require(self, "reward_workers", 1 <= self.reward_workers <= 16, "between 1 and 16")
         require(self, "reward_seconds", 0 < self.reward_seconds < math.inf, "positive and finite")
         require(self, "seed", self.seed >= 0, "0 or more")

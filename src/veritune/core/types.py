@@ -107,6 +107,8 @@ class Score:
     rule: str = ""
     """The name of the rule that decided, so that a person can see why an answer was refused."""
     seconds: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Where the reward is a weighted sum, what each of its rewards gave, by name and without its weight."""
 
     @property
     def failed(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, SupportsFloat
 
+from veritune.core.errors import RewardError
 from veritune.core.types import Pairs, RewardFunction, Score
 
 Grader = Callable[[str, Any], Any]
@@ -31,10 +32,9 @@ def as_score(value: Any) -> Score:
     else:
         parts = [value] * 3
     reward, form, answer = map(_finite, ("reward", "format_reward", "answer_reward"), parts)
-    scored = Score(reward, form, answer)
     if isinstance(value, Score):
-        return replace(scored, extracted=value.extracted, rule=value.rule, seconds=value.seconds)
-    return scored
+        return replace(value, reward=reward, format_reward=form, answer_reward=answer)
+    return Score(reward, form, answer)
 
 
 def _finite(name: str, value: Any) -> float:
@@ -55,7 +55,8 @@ def score_safely(grader: Grader, response: str, ground_truth: Any) -> Score:
     try:
         return as_score(grader(response, ground_truth))
     except Exception as error:  # a reward must never end a run
-        reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+        named = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(named.split()).removesuffix(":")
         return failed(f"reward failed: {reason[:LONGEST_REASON]}")
 
 

@@ -1,109 +1,72 @@
-"""Tasks: where problems come from, how they are asked, and how a response is paid. One file each, without torch."""
+"""Tasks: where problems come from, how they are asked, and how a response is paid. One file each, without torch.
+
+A task is a class with the members of `veritune.core.types.Task`. Its settings are the fields of the class, if that is a
+dataclass. One from outside is named by `package.module:Class`, or by an entry point of the group "veritune.tasks".
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from veritune.core.config import CommonConfig
 from veritune.core.errors import ConfigError
+from veritune.core.registry import look_up
+from veritune.core.tables import NoSettings
 from veritune.core.types import Task
-from veritune.grading import GradingPool, OneByOne
 from veritune.tasks.countdown import CountdownTask
-from veritune.tasks.prompts import load_prompt
-from veritune.tasks.questions import (
-    GSM8K,
-    MATH,
-    REWARD_FORMATS,
-    SAMPLES,
-    Form,
-    QuestionTask,
-    form_with_columns,
-    load_splits,
-    reward_format_of,
-)
+from veritune.tasks.prompts import TemplateTask, load_prompt
+from veritune.tasks.questions import FileTask, GSM8KTask, MathTask, QuestionTask
+from veritune.tasks.rewards import REWARDS, parse_rewards, reward_of_template
 
-Notify = Callable[[str], None]
+TASKS = {task.name: task for task in (CountdownTask, GSM8KTask, MathTask, FileTask)}
+MEMBERS = ("name", "stop", "examples", "prompt", "rewards")
+"""The members that a task must have."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskEntry:
-    """A row of the table of tasks."""
-
-    load: Callable[[CommonConfig, str, Notify], Task]
-    """The task, from the config and the prompt's name."""
-    prompt: str
-    """The prompt where the config names none."""
-    chat_prompt: str
-    """The prompt where the config names none and the chat template is on."""
-    settings: tuple[str, ...]
-    """The settings that only some tasks have, and this one has."""
+def find_task(name: str) -> Any:
+    """The class of a task by its name, or by `package.module:Class`; ConfigError where there is none."""
+    return look_up("task", name, TASKS, "veritune.tasks")
 
 
-def _countdown(config: CommonConfig, prompt: str, notify: Notify) -> Task:
-    return CountdownTask(
-        numbers=config.countdown_numbers,
-        data_file=config.data,
-        prompt_template=prompt,
-        require_all_numbers=config.require_all_numbers,
-    )
+def settings_class(name: str) -> type:
+    """The dataclass of a task's settings: its own class, if that is one."""
+    found = find_task(name)
+    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else NoSettings
 
 
-def _gsm8k(config: CommonConfig, prompt: str, notify: Notify) -> Task:
-    return _question_task(config, GSM8K, prompt, notify)
+def make_task(name: str, settings: Any) -> Task:
+    """The task of a name with its settings, an object of `settings_class(name)`; ConfigError where it is no task."""
+    try:
+        task = find_task(name)() if isinstance(settings, NoSettings) else copy.copy(settings)
+    except ConfigError:
+        raise
+    except Exception as error:  # a class from outside can raise anything
+        raise ConfigError(f"task is {name!r}, which cannot be made: {type(error).__name__}: {error}") from error
+    if missing := [member for member in MEMBERS if not hasattr(task, member)]:
+        raise ConfigError(f"task is {name!r}, which has no {missing[0]}; a task has {', '.join(MEMBERS)}")
+    return task
 
 
-def _math(config: CommonConfig, prompt: str, notify: Notify) -> Task:
-    return _question_task(config, MATH, prompt, notify)
+def load_task(config: CommonConfig, notify: Callable[[str], None] = print) -> Task:
+    """The task that the config describes; `notify` is told of rows that its data lacks.
 
-
-def _file(config: CommonConfig, prompt: str, notify: Notify) -> Task:
-    if config.data is None and config.validation_data is None:
-        raise ConfigError("data is None; task file needs data or validation_data")
-    return _question_task(config, form_with_columns(config.question_column, config.answer_column), prompt, notify)
-
-
-def _question_task(config: CommonConfig, form: Form, prompt: str, notify: Notify) -> QuestionTask:
-    template = load_prompt(prompt)
-    data: Path | None = config.data
-    if data is None and config.validation_data is None:
-        data = SAMPLES / f"{config.task}.jsonl"
-        notify(f"task {config.task} was given no data: its problems are the small sample that Veritune ships")
-    train, validation = load_splits(config.task, form, data, config.validation_data, config.skip_bad_rows, notify)
-    reward = REWARD_FORMATS[config.reward or reward_format_of(template)]
-    return QuestionTask(config.task, train, validation, template, reward, reward.stop)
-
-
-FROM_FILES = ("data", "validation_data", "skip_bad_rows", "reward")
-TASKS = {
-    "countdown": TaskEntry(
-        _countdown, "compact", "countdown_instruct", ("data", "countdown_numbers", "require_all_numbers")
-    ),
-    "gsm8k": TaskEntry(_gsm8k, "r1_zero", "question_only", FROM_FILES),
-    "math": TaskEntry(_math, "r1_zero", "question_only", FROM_FILES),
-    "file": TaskEntry(_file, "r1_zero", "question_only", (*FROM_FILES, "question_column", "answer_column")),
-}
-
-
-def load_task(config: CommonConfig, notify: Notify = print) -> Task:
-    """The task that `config.task` names, its data read; `notify` is told of rows that are left out.
-
-    Raises ConfigError for an unknown task, an unknown prompt or a setting that the task does not have, and DataError
-    for data that cannot be used.
+    Raises ConfigError for an unknown task or prompt, and for a prompt where the task states its own.
     """
-    if config.task not in TASKS:
-        raise ConfigError(f"task is {config.task!r}; allowed are {', '.join(TASKS)}")
-    entry = TASKS[config.task]
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for name in dict.fromkeys(name for other in TASKS.values() for name in other.settings):
-        if name not in entry.settings and getattr(config, name) != defaults[name]:
-            raise ConfigError(f"{name} is {getattr(config, name)!r}, but task {config.task} has no such setting")
-    return entry.load(config, config.prompt or (entry.chat_prompt if config.chat else entry.prompt), notify)
-
-
-def grading_pool(task: Task, workers: int = 2, seconds_per_answer: float = 2.0) -> GradingPool:
-    """A pool that computes the task's rewards in processes that are killed at an answer's limit of time or memory."""
+    task = make_task(config.task, config.task_settings)
+    if not isinstance(task, TemplateTask):
+        if config.prompt:
+            raise ConfigError(f"prompt is {config.prompt!r}, but task {config.task} states its own; leave prompt unset")
+        return task
+    template = config.prompt or (task.chat_template if config.chat else task.template)
+    changes: dict[str, Any] = {"template": template}
     if isinstance(task, QuestionTask):
-        return task.reward_format.pool(workers, seconds_per_answer)
-    return GradingPool(OneByOne(task.rewards), None, workers=workers, seconds_per_answer=seconds_per_answer)
+        shipped = [name for name, _ in parse_rewards(config.reward) if name in REWARDS]
+        changes |= {"reward": [*shipped, reward_of_template(load_prompt(template))][0], "notify": notify}
+    else:
+        load_prompt(template)
+    for name, value in changes.items():
+        object.__setattr__(task, name, value)  # this copy is not shared with anybody yet
+    return task

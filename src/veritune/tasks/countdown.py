@@ -16,19 +16,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from numbers import Real
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from veritune.core.config import Rare
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.randomness import derive_seed
 from veritune.core.types import Example, Pairs, Score
 from veritune.grading import evaluate_arithmetic
 from veritune.tasks.countdown_traces import CARELESS, write_trace
 from veritune.tasks.data_files import Place, cell, read_table
-from veritune.tasks.prompts import fill_prompt, load_prompt
+from veritune.tasks.prompts import TemplateTask
 
 LONGEST_EQUATION = 1_000
 """Characters; far above any equation of a few numbers, and what keeps a hostile answer cheap to refuse."""
@@ -268,49 +269,42 @@ def _problem_from_row(row: Mapping[str, Any], place: Place) -> Problem:
 
 
 @dataclass(frozen=True)
-class CountdownTask:
-    """Countdown as a `Task`: generated problems, or those of `data_file`, both split by their multiset of numbers."""
+class CountdownTask(TemplateTask):
+    """Countdown as a `Task`: generated problems, or those of `data`, both split by their multiset of numbers."""
 
-    numbers: int = 3
-    """How many numbers a generated problem has: 3 or 4."""
-    max_number: int = 20
+    numbers: Literal[3, 4] = 3
+    """How many numbers a generated problem has."""
+    max_number: Rare[int] = 20
     """Generated problems take their numbers from 1 up to this."""
-    max_target: int = 100
+    max_target: Rare[int] = 100
     """Generated problems have targets from 1 up to this."""
-    train_problems: int = 8192
+    train_problems: Rare[int] = 8192
     """How many training problems are generated."""
-    validation_problems: int = 1024
+    validation_problems: Rare[int] = 1024
     """How many held-out problems are generated."""
-    seed: int = 0
+    seed: Rare[int] = 0
     """Seed of the generated problems."""
-    data_file: Path | None = None
-    """A file (.jsonl, .parquet or .arrow) with `nums` and `target`, read in place of generating problems."""
-    prompt_template: str = "compact"
-    """Name of a shipped prompt, or the path of a text file with {question} in it."""
+    data: Path | None = None
+    """Problems instead of generated ones: a .jsonl, .parquet or .arrow file, or hub:OWNER/NAME[:CONFIG][@SPLIT]."""
     require_all_numbers: bool = False
     """Pay an equation only if it uses every number, not just a part of them."""
 
     name = "countdown"
     stop = STOP
-
-    def __post_init__(self) -> None:
-        load_prompt(self.prompt_template)  # an unknown prompt is refused before anything is generated
+    template = "compact"
+    chat_template = "countdown_instruct"
 
     def examples(self, split: str) -> list[Example]:
         """The problems of "train" or "validation", always in the same order."""
         _require_split(split)
-        if self.data_file is None:
+        if self.data is None:
             count = self.train_problems if split == "train" else self.validation_problems
             problems = generate_problems(count, self.seed, split, self.numbers, self.max_number, self.max_target)
         else:
-            problems = [problem for problem in read_problems(self.data_file) if split_of(problem.numbers) == split]
+            problems = [problem for problem in read_problems(self.data) if split_of(problem.numbers) == split]
             if not problems:
-                raise DataError(f"{self.data_file}: none of its rows belongs to the {split} split")
+                raise DataError(f"{self.data}: none of its rows belongs to the {split} split")
         return [_example(problem, f"countdown-{split}-{number}") for number, problem in enumerate(problems)]
-
-    def prompt(self, example: Example) -> str:
-        """The question in the prompt template, such as "Use 9, 5, 18 to make 4.\\n<think>\\n"."""
-        return fill_prompt(self._template, example.question)
 
     def rewards(self, pairs: Pairs) -> list[Score]:
         """See `score_response`."""
@@ -330,9 +324,13 @@ class CountdownTask:
             for example in examples
         ]
 
-    @cached_property
-    def _template(self) -> str:
-        return load_prompt(self.prompt_template)
+    def read_ground_truth(self, value: Any, place: Place) -> Any:
+        """A ground truth of a file of answers; DataError naming the place for one that is none."""
+        try:
+            _read_ground_truth(value)
+        except DataError as error:
+            raise DataError(f"{place}: 'ground_truth': {error}") from error
+        return value
 
 
 def _example(problem: Problem, identifier: str) -> Example:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from typing import Any, ClassVar
 
 from veritune.core.errors import ConfigError
+from veritune.core.types import Example
 
 PLACEHOLDER = "{question}"
 
@@ -40,3 +43,24 @@ def load_prompt(name_or_path: str) -> str:
 def fill_prompt(template: str, question: str) -> str:
     """The template with the question in its place. Any other brace, in either text, stays as it is."""
     return template.replace(PLACEHOLDER, question)
+
+
+class TemplateTask:
+    """The part of a task that puts its questions into a template, which `--prompt` can replace."""
+
+    template: ClassVar[str] = "r1_zero"
+    """The name of a shipped prompt, or the path of a text file with {question} in it."""
+    chat_template: ClassVar[str] = "question_only"
+    """The same where the prompt is sent as a user's message."""
+
+    def prompt(self, example: Example) -> str:
+        """The question in the prompt."""
+        return fill_prompt(self._text, example.question)
+
+    @cached_property
+    def _text(self) -> str:
+        return load_prompt(self.template)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a grading process is sent: nothing that was read or computed."""
+        return {name: value for name, value in vars(self).items() if name != "notify" and not name.startswith("_")}

@@ -12,70 +12,23 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from veritune.core.config import require
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.types import Example, Pairs, Score
-from veritune.grading import (
-    GradingPool,
-    extract_answer_tag,
-    extract_boxed,
-    parse_gsm8k_response,
-    question_only_score,
-    r1_zero_score,
-    settle_question_only,
-    settle_r1_zero,
-)
+from veritune.grading import extract_boxed, parse_gsm8k_response
 from veritune.tasks.data_files import Place, cell, read_table, text_cell
-from veritune.tasks.prompts import fill_prompt
+from veritune.tasks.prompts import TemplateTask
+from veritune.tasks.rewards import REWARDS
 
 SAMPLES = Path(__file__).parents[1] / "assets" / "samples"
 HELD_OUT_ONE_IN = 10
 FINAL_ANSWER = "####"
 
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$\\.,;]+)")
-
-
-# --- Rewards
-
-
-@dataclass(frozen=True)
-class RewardFormat:
-    """The form in which an answer is looked for, and what a pool needs to judge it within limits."""
-
-    score: Callable[[str, Any], Score]
-    settle: Callable[[str, Any], Score | None]
-    """Decides the cheap answers without a worker."""
-    stop: tuple[str, ...]
-
-    def pool(self, workers: int = 2, seconds_per_answer: float = 2.0) -> GradingPool:
-        """A pool of processes that compute `score` within limits."""
-        return GradingPool(self.score, self.settle, workers=workers, seconds_per_answer=seconds_per_answer)
-
-
-def r1_zero_strict_score(response: str, ground_truth: Any) -> Score:
-    """`r1_zero_score` that demands exactly one space between `</think>` and `<answer>`."""
-    return r1_zero_score(response, ground_truth, strict_format=True)
-
-
-def settle_r1_zero_strict(response: str, ground_truth: Any) -> Score | None:
-    """The Score of a response that does not keep the strict format; None for all others."""
-    if extract_answer_tag(response, strict_format=True) is None:
-        return Score(reward=0.0, format_reward=0.0, answer_reward=0.0, rule="format")
-    return None
-
-
-REWARD_FORMATS = {
-    "r1_zero": RewardFormat(r1_zero_score, settle_r1_zero, ("</answer>",)),
-    "r1_zero_strict": RewardFormat(r1_zero_strict_score, settle_r1_zero_strict, ("</answer>",)),
-    "question_only": RewardFormat(question_only_score, settle_question_only, ()),
-}
-
-
-def reward_format_of(template: str) -> str:
-    """The reward that a prompt asks for: r1_zero where it has a <think> or an <answer> tag, else question_only."""
-    return "r1_zero" if "<think>" in template or "<answer>" in template else "question_only"
 
 
 # --- Golds
@@ -216,36 +169,105 @@ def _named(examples: list[Example], prefix: str) -> Iterator[Example]:
         yield Example(f"{prefix}-{example.id}", example.question, example.ground_truth, example.meta)
 
 
-# --- The task
+# --- The tasks
 
 
-@dataclass  # not frozen, because the attributes of a Task can be set
-class QuestionTask:
+@dataclass(frozen=True, kw_only=True)
+class QuestionTask(TemplateTask):
     """Questions that a policy answers in a form that the prompt asks for."""
 
-    name: str
-    train: tuple[Example, ...]
-    validation: tuple[Example, ...]
-    template: str
-    """The prompt, with {question} in it."""
-    reward_format: RewardFormat
-    stop: tuple[str, ...]
-    """Strings that end a response: the answer's closing tag, where there is one."""
+    data: Path | None = None
+    """Problems instead of the shipped sample: a .jsonl, .parquet or .arrow file, or hub:OWNER/NAME[:CONFIG][@SPLIT]."""
+    validation_data: Path | None = None
+    """Held-out problems, in the same form; default: one question in ten of data, the same ones every time."""
+    skip_bad_rows: bool = False
+    """Leave rows that cannot be used out of the data and say how many, instead of stopping at the first."""
+
+    name: ClassVar[str]
+    form: ClassVar[Form]
+    reward: ClassVar[str] = "r1_zero"
+    """The shipped reward that pays: the form in which the prompt asks for the answer."""
+    notify: ClassVar[Any] = staticmethod(print)
+    """Told of rows that the data lacks."""
+
+    def __post_init__(self) -> None:
+        allowed = "another source than data, which is split by itself"
+        require(self, "validation_data", self.validation_data is None or self.validation_data != self.data, allowed)
 
     def examples(self, split: str) -> tuple[Example, ...]:
         """The problems of "train" or "validation", in the order of their source; DataError where there are none."""
         if split not in ("train", "validation"):
             raise ConfigError(f"split is {split!r}; allowed are train, validation")
-        examples = self.train if split == "train" else self.validation
+        examples = self._splits[split == "validation"]
         if not examples:
             advice = "give data as well" if split == "train" else "give validation_data as well, or more data"
             raise DataError(f"task {self.name} has no {split} examples; {advice}")
         return examples
 
-    def prompt(self, example: Example) -> str:
-        """The question in the prompt."""
-        return fill_prompt(self.template, example.question)
+    @cached_property
+    def _splits(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+        data = self.data
+        if data is None and self.validation_data is None:
+            data = SAMPLES / f"{self.name}.jsonl"
+            self.notify(f"task {self.name} was given no data: its problems are the small sample that Veritune ships")
+        return load_splits(self.name, self.form, data, self.validation_data, self.skip_bad_rows, self.notify)
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a response: the answer's closing tag, where there is one."""
+        return REWARDS[self.reward].stop
 
     def rewards(self, pairs: Pairs) -> list[Score]:
         """The grader's verdicts on the answers in the responses."""
-        return [self.reward_format.score(response, ground_truth) for response, ground_truth in pairs]
+        return [REWARDS[self.reward].score(response, ground_truth) for response, ground_truth in pairs]
+
+    def settle(self, response: str, ground_truth: Any) -> Score | None:
+        """The Score of an answer that is cheap to judge, without a process; None for all others."""
+        return REWARDS[self.reward].settle(response, ground_truth)
+
+    def read_ground_truth(self, value: Any, place: Place) -> Any:
+        """A ground truth of a file of answers in its short form; DataError naming the place for one that is none."""
+        return short_gold(value, "ground_truth", place)
+
+
+class GSM8KTask(QuestionTask):
+    """Grade-school word problems."""
+
+    name = "gsm8k"
+    form = GSM8K
+
+
+class MathTask(QuestionTask):
+    """Competition problems."""
+
+    name = "math"
+    form = MATH
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileTask(QuestionTask):
+    """Any table with a question and an answer column."""
+
+    question_column: str = "question"
+    """The column of the questions."""
+    answer_column: str = "answer"
+    """The column of the answers: short, or a solution that ends with #### or a \\boxed{}."""
+
+    name = "file"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("question_column", "answer_column"):
+            require(self, name, bool(getattr(self, name)), "a column's name")
+        require(self, "answer_column", self.answer_column != self.question_column, "another one than question_column")
+
+    @property
+    def form(self) -> Form:  # type: ignore[override]
+        """How a row is read."""
+        return form_with_columns(self.question_column, self.answer_column)
+
+    @cached_property
+    def _splits(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+        if self.data is None and self.validation_data is None:
+            raise ConfigError("task.data is None; task file needs data or validation_data")
+        return super()._splits

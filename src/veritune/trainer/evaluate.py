@@ -47,7 +47,8 @@ def summarize(groups: Sequence[Group]) -> dict[str, float | None]:
     """Means over responses: rewards, accuracy with its interval, lengths in tokens, truncation, entropy in nats.
 
     A mean over no responses, such as the length of the correct ones where none is, is None. Where rewards failed,
-    `reward_failures` says how many, and `grader_timeouts` how many of them by running out of time.
+    `reward_failures` says how many, and `grader_timeouts` how many of them by running out of time. Where the reward is
+    a sum of several, `reward_NAME` is the mean of each.
     """
     scores = [score for group in groups for score in group.scores]
     completions = [completion for group in groups for completion in group.completions]
@@ -71,7 +72,14 @@ def summarize(groups: Sequence[Group]) -> dict[str, float | None]:
         "truncated": fmean(completion.finish_reason == "length" for completion in completions),
         "entropy": sampled_entropy(completions),
         **{name: count for name, count in failures.items() if count},
+        **mean_parts(scores),
     }
+
+
+def mean_parts(scores: Sequence[Score]) -> dict[str, float]:
+    """The mean of each reward of a weighted sum, over the responses for which none failed, as reward_NAME."""
+    names = dict.fromkeys(name for score in scores for name in score.parts)
+    return {f"reward_{name}": fmean(score.parts[name] for score in scores if name in score.parts) for name in names}
 
 
 def sampled_entropy(completions: Sequence[Completion]) -> float:
