@@ -23,6 +23,8 @@ from veritune.core.errors import HIDDEN_LOGIN, ConfigError, EngineError, blot_lo
 
 T = TypeVar("T")
 _Arrived = queue.SimpleQueue["bytes | EndpointError | None"]
+"""Where the chunks of one answer arrive, and at last None or the error that ended it."""
+_MISREAD = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 LOGIN_VARIABLE = "VERITUNE_ENGINE_LOGIN"
 """The environment variable that holds user:password for an address which is written http://***@host."""
@@ -58,8 +60,8 @@ class EndpointError(EngineError):
 class Endpoint:
     """A server at `address`. `url` and all messages leave out `api_key` and the address's user and password.
 
-    A request ends within its seconds, whatever the server sends and however slowly. Redirects are not followed and
-    bodies are not decompressed. The standard's caps on headers are h11's: 100 KiB for all of them.
+    A request ends within its seconds, whatever the server sends and however slowly. Redirects are not followed, bodies
+    are not decompressed, and h11 takes no more than 100 KiB of headers.
     """
 
     def __init__(self, address: str, api_key: str = "") -> None:
@@ -80,17 +82,16 @@ class Endpoint:
 
     def get(self, path: str, *, seconds: float) -> Any:
         """The JSON at `url` + `path`, {} for an empty body; EndpointError after `seconds` or for any failure."""
-        return self._parse(path, _joined(self._receive("GET", path, None, seconds, BODY_BYTES)))
+        return self._answer("GET", path, None, seconds, 0)
 
     def post(self, path: str, payload: dict[str, Any], *, seconds: float, tokens: int = 0) -> Any:
         """The same for a POST of `payload`, which asks for `tokens` tokens."""
-        most_bytes = BODY_BYTES + TOKEN_BYTES * tokens
-        return self._parse(path, _joined(self._receive("POST", path, payload, seconds, most_bytes)))
+        return self._answer("POST", path, payload, seconds, tokens)
 
     def stream(self, path: str, payload: dict[str, Any], *, seconds: float, tokens: int) -> Generator[Any, None, None]:
         """POST `payload` and yield each server-sent event's JSON up to "[DONE]"; closing the iterator hangs up."""
         rest = bytearray()
-        for chunk in self._receive("POST", path, payload, seconds, BODY_BYTES + TOKEN_BYTES * tokens):
+        for chunk in self._receive("POST", path, payload, seconds, tokens):
             rest += chunk
             *lines, rest = rest.split(b"\n") if b"\n" in chunk else [rest]
             if max(map(len, [*lines, rest])) > LINE_BYTES:
@@ -114,28 +115,27 @@ class Endpoint:
             yield
         except EndpointError:
             raise
-        except (
-            EngineError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+        except (EngineError, *_MISREAD) as error:
             kind = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
             raise EndpointError(f"{self.url} answered unlike {wanted}: {kind}{self._shown(str(error))}") from error
 
+    def _answer(self, method: str, path: str, payload: dict[str, Any] | None, seconds: float, tokens: int) -> Any:
+        body = bytearray()  # one for all, so that many small chunks need no more memory than few
+        for chunk in self._receive(method, path, payload, seconds, tokens):
+            body += chunk
+        return self._parse(path, body)
+
     def _receive(
-        self, method: str, path: str, payload: dict[str, Any] | None, seconds: float, most_bytes: int
+        self, method: str, path: str, payload: dict[str, Any] | None, seconds: float, tokens: int
     ) -> Generator[bytes, None, None]:
-        """The chunks of an answer's body, which a thread of its own reads."""
+        """The chunks of an answer's body, which the thread of the event loop reads."""
         content = None if payload is None else json.dumps(payload).encode()
         loop = _event_loop()
         deadline = time.monotonic() + seconds + LATE_SECONDS
         arrived: _Arrived = queue.SimpleQueue()
         self._under_way.add(arrived)
-        exchange = self._exchange(method, self.url + path, content, seconds, most_bytes, arrived.put)
+        most_bytes = BODY_BYTES + TOKEN_BYTES * tokens
+        exchange = self._exchange(method, self.url + path, content, seconds, most_bytes, arrived)
         future = asyncio.run_coroutine_threadsafe(exchange, loop)
         try:
             while (left := deadline - time.monotonic()) > 0:
@@ -154,16 +154,10 @@ class Endpoint:
             future.cancel()
 
     async def _exchange(
-        self,
-        method: str,
-        url: str,
-        content: bytes | None,
-        seconds: float,
-        most_bytes: int,
-        put: Callable[[bytes | EndpointError | None], None],
+        self, method: str, url: str, content: bytes | None, seconds: float, most_bytes: int, arrived: _Arrived
     ) -> None:
-        """One request: each chunk of its answer's body goes to `put`, then None, or the error that ended it."""
-        size, refusal = 0, b""
+        """One request, whose answer's body goes to `arrived`."""
+        size, shown = 0, bytearray()
         try:
             async with (
                 asyncio.timeout(seconds),
@@ -172,24 +166,24 @@ class Endpoint:
             ):
                 async for chunk in response.aiter_raw():
                     size += len(chunk)
-                    if not response.is_success:
-                        refusal += chunk
-                        if size >= SHOWN_CHARACTERS:
-                            break
-                    elif size > most_bytes:
+                    if response.is_success and size <= most_bytes:
+                        arrived.put(chunk)
+                    elif response.is_success:
                         raise EndpointError(f"{url} answered more than {most_bytes} bytes")
                     else:
-                        put(chunk)
+                        shown += chunk
+                        if size >= SHOWN_CHARACTERS:
+                            break
             if not response.is_success:
-                text = f"{url} answered {response.status_code}: {self._shown(refusal.decode('utf-8', 'replace'))}"
+                text = f"{url} answered {response.status_code}: {self._shown(shown.decode('utf-8', 'replace'))}"
                 raise EndpointError(text, response.status_code, _retry_after(response.headers.get("Retry-After")))
-            put(None)
+            arrived.put(None)
         except EndpointError as error:
-            put(error)
+            arrived.put(error)
         except TimeoutError:
-            put(_too_late(url, seconds))
+            arrived.put(_too_late(url, seconds))
         except Exception as error:  # whatever the client or the network says, the caller hears of one kind
-            put(EndpointError(f"{url} gave no answer: {type(error).__name__}: {self._shown(str(error))}"))
+            arrived.put(EndpointError(f"{url} gave no answer: {type(error).__name__}: {self._shown(str(error))}"))
 
     def _parse(self, path: str, body: bytearray) -> Any:
         try:
@@ -254,14 +248,6 @@ def require_log_prob(value: Any) -> float:
     if not LOWEST_LOG_PROB <= require_type(value, float, int) <= ROUNDING:  # a NaN is refused too
         raise EngineError(f"log-probability {reprlib.repr(value)}: the weights are damaged, or training has diverged")
     return min(0.0, float(value))
-
-
-def _joined(chunks: Iterator[bytes]) -> bytearray:
-    """One after the other, so that many small chunks need no more memory than few."""
-    joined = bytearray()
-    for chunk in chunks:
-        joined += chunk
-    return joined
 
 
 def _too_late(url: str, seconds: float) -> EndpointError:

@@ -15,8 +15,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +172,12 @@ class VLLMServerEngine:
         previous, self.label = self.label, f"{self._identity}-{next(self._loads)}"
         if self.open_transfer is None:
             save_for_servers(replace(self.policy, model=model), self.folder / self.label, untied=self._untied())
-        failures = run_side_by_side([partial(self._take_in, server, lambda: True) for server in self.servers])
+        with ThreadPoolExecutor(max(1, len(self.servers))) as pool:
+            loads = [pool.submit(self._take_in, server, lambda: True) for server in self.servers]
         if previous:
             shutil.rmtree(self.folder / previous, ignore_errors=True)
-        for failure in failures:
-            if failure is not None and not isinstance(failure, EndpointError):
+        for load in loads:
+            if (failure := load.exception()) is not None and not isinstance(failure, EndpointError):
                 raise failure
         if not any(server.ready for server in self.servers):
             raise EngineError(f"no vLLM server could be given weights version {version}: {self._errors()}")
@@ -286,8 +287,8 @@ class VLLMServerEngine:
                     self._take_in(server, lambda: not batch.over)
                 if working_life != server.life:
                     working_life, missed = server.life, 0
-                    share = math.ceil(len(batch.prompts) / sum(other.ready for other in self.servers))
-                    for _ in range(min(self.settings.concurrency, share)):
+                    ready = max(1, sum(other.ready for other in self.servers))
+                    for _ in range(min(self.settings.concurrency, math.ceil(len(batch.prompts) / ready))):
                         threading.Thread(target=self._work, args=(server, batch, server.life), daemon=True).start()
                 missed = 0 if server.is_healthy(HEALTH_SECONDS) else missed + 1
                 if missed == 2:
@@ -363,24 +364,6 @@ def require_wanted(server: _Server, wanted: Callable[[], bool]) -> None:
     """Leave a server that came back out once the call has ended for which it was taken in."""
     if not wanted():
         raise EndpointError(f"{server} came back too late; it is taken in at the next load")
-
-
-def run_side_by_side(actions: Sequence[Callable[[], None]]) -> list[Exception | None]:
-    """Run every action in a thread of its own to its end; each one's error, or None."""
-    failures: list[Exception | None] = [None] * len(actions)
-
-    def run(index: int) -> None:
-        try:
-            actions[index]()
-        except Exception as error:  # handed to the caller
-            failures[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(actions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
 
 
 def save_for_servers(policy: Policy, folder: Path, *, untied: bool = False) -> None:
