@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from veritune.core.errors import ConfigError
+from veritune.core.errors import ConfigError, DataError
 from veritune.grading import GradingPool, question_only_score, settle_question_only
 
 from . import graders
@@ -66,6 +66,14 @@ def test_the_processes_of_slow_rewards_are_kept(tmp_path: Path) -> None:
         assert len(known) == 4
         pool.score([("", str(tmp_path))] * 12)
         assert {worker.process.pid for worker in pool._workers} == known
+
+
+def test_a_ground_truth_that_is_no_json_is_one_error() -> None:
+    with (
+        faulty_pool() as pool,
+        pytest.raises(DataError, match=r"ground truth is \{1, 2\}; it must be JSON .*: Object of type set is not JSON"),
+    ):
+        pool.score([("5", {1, 2})])
 
 
 def test_a_reward_that_its_process_cannot_load_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

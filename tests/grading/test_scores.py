@@ -49,6 +49,11 @@ def test_anything_else_scores_zero_and_says_why(value, rule):
     assert score.failed
 
 
+def test_what_a_score_says_is_text():
+    score = as_score(Score(1.0, 1.0, 1.0, extracted=Fraction(1, 2), rule=7))
+    assert (score.extracted, score.rule) == ("1/2", "7")
+
+
 def test_the_reason_of_an_exception_is_one_line_of_bounded_length():
     def fail(response, ground_truth):
         raise KeyError("a\n" + "b" * 1000)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from veritune.core.errors import ConfigError
+from veritune.core.errors import ConfigError, DataError
 from veritune.core.types import Pairs, Score
 from veritune.grading.rewards import r1_zero_score, settle_r1_zero
 from veritune.grading.scores import Grader, failed
@@ -184,7 +184,7 @@ class GradingPool:
             while waiting and len(worker.jobs) < share and len(message) < _CHUNK_BYTES:
                 job = waiting.popleft()
                 worker.jobs.append(job)
-                message += json.dumps([job, *pairs[job]]).encode() + b"\n"
+                message += _request(job, *pairs[job])
             worker.since = time.monotonic()
             if message:
                 _write(worker, message)
@@ -286,6 +286,15 @@ def _packed(grader: Grader) -> bytes:
     if b"__main__" in packed:
         raise ConfigError(f"reward is {grader!r:.200}; define it in a module, which grading processes can import")
     return base64.b64encode(packed) + b"\n"
+
+
+def _request(job: int, response: str, ground_truth: Any) -> bytes:
+    try:
+        return json.dumps([job, response, ground_truth]).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"ground truth is {ground_truth!r:.80}; it must be JSON for a grading process: {error}"
+        ) from error
 
 
 def _output(worker: _Worker) -> int:

@@ -33,7 +33,10 @@ def as_score(value: Any) -> Score:
         parts = [value] * 3
     reward, form, answer = map(_finite, ("reward", "format_reward", "answer_reward"), parts)
     if isinstance(value, Score):
-        return replace(value, reward=reward, format_reward=form, answer_reward=answer)
+        extracted = None if value.extracted is None else str(value.extracted)
+        return replace(
+            value, reward=reward, format_reward=form, answer_reward=answer, extracted=extracted, rule=str(value.rule)
+        )
     return Score(reward, form, answer)
 
 
