@@ -122,6 +122,8 @@ def _function(tokens: Sequence[Token], inverse: str) -> tuple[str, ...]:
 
 def defines(label: Label, node: Node) -> bool:
     """Whether `label = node` says what the label is; `x = x+1` and `r = \\pi r^2` are equations instead."""
+    if node.kind in ("relation", "member", "union", "intersection"):
+        return True  # the x of {x | x > 5} is the set's own
     names = _names(node)
     return not any(name.rstrip("'") in names for name in label.subjects)
 

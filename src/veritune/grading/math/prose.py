@@ -18,6 +18,7 @@ from veritune.grading.math.vocabulary import (
     FUNCTIONS,
     NAMES,
     NO_LAST_UNITS,
+    POWERED_UNITS,
     PREPOSITIONS,
     QUANTITY_NOUNS,
     QUESTION_WORDS,
@@ -71,8 +72,8 @@ def _asks(tokens: Sequence[Token]) -> bool:
 
 _HARMLESS_BETWEEN: dict[str, Callable[[str, str], bool]] = {
     "can": lambda before, following: following != "be",
-    "squared": lambda before, following: before in UNIT_SYNONYMS,
-    "cubed": lambda before, following: before in UNIT_SYNONYMS,
+    "squared": lambda before, following: UNIT_SYNONYMS.get(before) in POWERED_UNITS,
+    "cubed": lambda before, following: UNIT_SYNONYMS.get(before) in POWERED_UNITS,
     "times": lambda before, following: following in ("", "a", "per", "each"),
     "over": lambda before, following: before == "left",
     "such": lambda before, following: following != "as",
@@ -147,13 +148,21 @@ def _compares_amounts(tokens: Sequence[Token], index: int, value_start: int) -> 
 def _counts_something(tokens: Sequence[Token], index: int) -> bool:
     """`14 more apples` and `14 divisors` are numbers of things; `14 more than x` and `more than 14` are not."""
     lowered = tokens[index].text.lower()
-    if index == 0 or tokens[index - 1].kind != "number":
+    before = [token.kind for token in tokens[max(index - 2, 0) : index]]
+    if lowered in COUNTED_NOUNS and before == ["number", tokens[index].kind] and _is_adjective(tokens[index - 1]):
+        return True  # 14 prime factors
+    if before[-1:] != ["number"]:
         return False
     following = tokens[index + 1] if index + 1 < len(tokens) else None
     if following is not None and following.text.lower() in ("than", "or", "of", "from"):
         return False
     is_word = following is not None and following.kind in ("word", "text")
     return lowered in COUNTED_NOUNS or (lowered in ("more", "fewer", "less", "different") and is_word)
+
+
+def _is_adjective(token: Token) -> bool:
+    word = token.text.lower()
+    return word in ("more", "different") or not (word in BLOCKERS or word in UNIT_SYNONYMS or is_no_noun(word))
 
 
 def text_of(tokens: Sequence[Token]) -> str:

@@ -74,7 +74,7 @@ _PLAIN = _SIGNS | _FRACTIONS | dict(_greek())
 _TABLE = str.maketrans(
     {sign: "".join(_PLAIN.get(part, part) for part in text) for sign, text in (_LETTERS | _UNITS).items()} | _PLAIN
 )
-_SCRIPT_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)[⁄/∕／]([₀-₉]+)")
+_SCRIPT_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]{1,20})[⁄/∕／]([₀-₉]{1,20})")
 _SUPERSCRIPT_RUN = re.compile("[" + "".join(_SUPERSCRIPTS) + "]+")
 _SUBSCRIPT_RUN = re.compile("[" + "".join(_SUBSCRIPTS) + "]+")
 _OVERLINED = re.compile("((?:[0-9]\u0305)+)|([0-9]\u0307(?:[0-9]*[0-9]\u0307)?)")

@@ -217,13 +217,13 @@ NO_UNITS = (
         reduction drop decline declined deduction deductions
         fold folded baker bakers nearest mega giga tera peta milli micro nano pico deci centi deca hecto
         mille tausend hundert millones milliard milliards milliarden mio mrd mn tn bil tril wan arab googol googolplex
-        onward onwards upward upwards afterwards
+        onward onwards upward upwards afterwards orders magnitude nonexistent
         """
     )
 )
 """Words that never name what a number counts: functions, operations, other notations, negations, debts, numbers."""
 
-NO_LAST_UNITS = words("short down behind off lost missing odd ago under shy")
+NO_LAST_UNITS = words("short down behind off out back gone lost missing odd ago under shy")
 """Words that name nothing at the end of what stands after a number: `5 short`."""
 
 NOUNS_IN_LY = words("family lily jelly butterfly daily weekly monthly yearly hourly quarterly nightly bully belly")
@@ -344,6 +344,9 @@ UNIT_SYNONYMS = {
     for name in names.split()
 } | {"mph": "mph", "kph": "kph", "kmh": "kph", "kmph": "kph", "mpg": "mpg"}
 """Spelling -> symbol. Two answers with different symbols are different answers."""
+
+POWERED_UNITS = frozenset({"mm", "cm", "dm", "m", "km", "inch", "ft", "yd", "mile", "s", "min", "h"})
+"""Units that may be squared or cubed in words."""
 
 RATES = {"mph": ("mile", "h"), "kph": ("km", "h"), "mpg": ("mile", "gallon")}
 """Abbreviations of one unit per another."""
