@@ -36,6 +36,7 @@ from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Pairs, Rollout, Sampling, Score
 from veritune.engines.native.engine import NativeEngine
 from veritune.engines.native.graphs import capture_cuda_graph
+from veritune.engines.native.settings import NativeSettings
 from veritune.model.head import score_and_differentiate
 from veritune.model.policy import Policy, as_policy, choose_dtype, load_policy
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
@@ -110,7 +111,7 @@ class Bench:
             group_size=self.siblings,
             max_tokens=self.response_tokens,
             min_tokens=self.response_tokens,
-            max_rows=rollouts,
+            engine_settings=NativeSettings(max_rows=rollouts, cuda_graphs=self.device.type == "cuda"),
             normalize_by_std=False,
             length_normalization="constant",
             learning_rate=1e-6,
@@ -413,11 +414,11 @@ def measure_step(bench: Bench, budget: int) -> None:
     """A whole step of the recipe: the canary, rollouts, grading, what is written to disk, and the update."""
 
     def measure() -> dict[str, float]:
-        config = bench.config(microbatch_tokens=budget, cuda_graphs=bench.device.type == "cuda")
+        config = bench.config(microbatch_tokens=budget)
         policy, task = bench.policy(), DigitsTask(bench.groups, bench.prompt_tokens)
         limit = bench.limit(budget)
         capture = capture_cuda_graph if bench.device.type == "cuda" else None
-        engine = NativeEngine(policy, max_rows=config.max_rows, capture=capture)
+        engine = NativeEngine(policy, max_rows=config.engine_settings.max_rows, capture=capture)
         optimizer, examples, stages = optimizer_of(policy), task.examples("train"), {}
         with tempfile.TemporaryDirectory() as folder:
             session = Session(config, policy, task, engine, RunFolder.create(Path(folder) / "run", "", {}))

@@ -60,6 +60,7 @@ def test_rare_settings_are_in_the_whole_help_alone(capsys):
     assert "--adam-beta1" not in short and "--adam-beta1" in whole
     hidden = whole.count("\n  --") - short.count("\n  --")
     assert f"\n{hidden} more settings: veritune grpo --help-all\n" in short and "more settings" not in whole
+    assert 30 <= short.count("\n  --") - len(("config", "debug", "help-all")) <= 45
     titles = [line for line in short.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles[:3] == ["GRPO:", "Loss:", "Optimiser:"] and titles[-1] == "Options:"
     assert short.index("GRPO:") < short.index("--group-size ") < short.index("Loss:") < short.index("--loss-type ")
@@ -75,7 +76,7 @@ def test_every_flag_of_every_command_has_help(capsys, command):
 
 def test_help_begins_with_what_the_command_is_about(capsys):
     _, out, _ = run(capsys, "grpo", "--help")
-    places = [out.index(f"--{flag} ") for flag in ("group-size", "schedule", "policy", "gpu-memory-utilization")]
+    places = [out.index(f"--{flag} ") for flag in ("group-size", "schedule", "policy", "engine.max-rows", "config")]
     assert places == sorted(places)
 
 

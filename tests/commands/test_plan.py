@@ -23,6 +23,7 @@ from veritune.commands.plan import (
     total,
     training_memory,
 )
+from veritune.core.config import from_mapping
 from veritune.core.errors import ConfigError
 from veritune.model.decoder_layer import packed_hidden_states
 from veritune.model.packing import pack_rows
@@ -124,7 +125,7 @@ def test_a_config_that_makes_no_countable_model_is_refused(tmp_path, config, sai
 
 def planned(folder, device="h200", **settings):
     rows = {"rollout_batch_size": 256, "train_batch_size": settings.get("rollout_batch_size", 256)}
-    return PlanConfig(**{"policy": folder, "device": device, **rows, **settings})
+    return from_mapping(PlanConfig, {"policy": folder, "device": device, **rows, **settings}, "test")
 
 
 def bytes_kept(config_class, layers, dtype, **changes):
@@ -223,7 +224,7 @@ def test_the_cache_of_the_native_engine_by_hand(qwen):
     assert plan.sampling["cache"][0] == (256 * 1024 + 32 * 200) * 28_672
     assert plan.sampling["the engine's weights"][0] == 2 * 28 * 46_792_704  # the layers' matrices again, side by side
     assert plan.sampling["logits, sampling"][0] == 256 * 151_936 * 26
-    few = make_plan(planned(qwen, prompt_tokens=200, max_tokens=1024, max_rows=100))
+    few = make_plan(planned(qwen, prompt_tokens=200, max_tokens=1024, engine={"max_rows": 100}))
     assert few.places == 100
     assert few.sampling["cache"][0] == (100 * 1024 + 13 * 200) * 28_672
 
@@ -313,7 +314,7 @@ def test_the_cpu_is_measured():
 
 
 def test_servers_share_the_rollouts_and_hold_a_cache_of_their_own(qwen):
-    servers = {"engine": "vllm-server", "engine_start": ("cuda:1", "cuda:2")}
+    servers = {"engine": {"name": "vllm-server", "start": ["cuda:1", "cuda:2"]}}
     one = make_plan(planned(qwen, prompt_tokens=200, max_tokens=1024, engine="vllm"))
     two = make_plan(planned(qwen, prompt_tokens=200, max_tokens=1024, rollout_batch_size=512, **servers))
     # Twice the rollouts on two servers take the time that one needs for half of them; training takes twice as long.
@@ -325,15 +326,15 @@ def test_servers_share_the_rollouts_and_hold_a_cache_of_their_own(qwen):
 
 
 def test_a_split_engine_holds_a_share_of_weights_and_cache(qwen):
-    split = {"engine": "vllm", "tensor_parallel_size": 4, "gpu_memory_utilization": 0.01}
-    config = planned(qwen, prompt_tokens=200, max_tokens=1024, **split)
+    split = {"name": "vllm", "tensor_parallel_size": 4, "gpu_memory_utilization": 0.01}
+    config = planned(qwen, prompt_tokens=200, max_tokens=1024, engine=split)
     memory, places = sampling_memory(shape_of(qwen), config, DEVICES["h200"], torch.bfloat16)
     share, weights = int(0.01 * 139.7 * 2**30), memory["the engine's weights"][0]
     assert weights == 2 * 1_543_714_304 // 4
     # Two heads of keys and values on four GPUs: each GPU holds one of them.
     assert places == (share - weights) // (1224 * 28_672 // 2) == 41
     with pytest.raises(ConfigError, match=r"^tensor_parallel_size is 5; it must be a divisor of the model's 12 heads"):
-        make_plan(dataclasses.replace(config, tensor_parallel_size=5))
+        make_plan(planned(qwen, engine={"name": "vllm", "tensor_parallel_size": 5}))
 
 
 def test_a_step_that_does_not_fit_says_a_way_out(qwen):
@@ -342,8 +343,8 @@ def test_a_step_that_does_not_fit_says_a_way_out(qwen):
     assert f"microbatch_tokens must be at most {small.largest(config):,}" in next(small.faults)
     assert not list(make_plan(planned(qwen, gpu_memory=16.0, microbatch_tokens=500)).faults)
     # 17 GiB hold 11.5 of weights, moments and gradients, but no pass over 3,000 tokens unless it is computed twice.
-    servers = {"engine": "vllm-server", "engine_start": ("cuda:1",)}
-    long = planned(qwen, gpu_memory=17.0, prompt_tokens=1000, max_tokens=2000, **servers)
+    servers = {"name": "vllm-server", "start": ["cuda:1"]}
+    long = planned(qwen, gpu_memory=17.0, prompt_tokens=1000, max_tokens=2000, engine=servers)
     (fault,) = make_plan(long).faults
     (fits,) = re.search(r"with activation_checkpointing, microbatch_tokens of up to ([\d,]+) fit", fault).groups()
     remedied = dataclasses.replace(long, activation_checkpointing=True, microbatch_tokens=int(fits.replace(",", "")))
@@ -352,10 +353,10 @@ def test_a_step_that_does_not_fit_says_a_way_out(qwen):
     faults = list(make_plan(planned(qwen, gpu_memory=8.0)).faults)
     assert "not even a pass over the longest response fits" in faults[0]
     assert "8.63 GiB of it the trainer's" in faults[1]  # three times 2 bytes for each of 1,543,714,304 parameters
-    vllm = {"engine": "vllm"}
-    assert not list(make_plan(planned(qwen, gpu_memory_utilization=0.88, **vllm)).faults)
-    assert "lower gpu_memory_utilization" in next(make_plan(planned(qwen, gpu_memory_utilization=0.9, **vllm)).faults)
-    empty = make_plan(planned(qwen, gpu_memory_utilization=0.01, microbatch_tokens=500, **servers))
+    roomy, crowded = ({"name": "vllm", "gpu_memory_utilization": share} for share in (0.88, 0.9))
+    assert not list(make_plan(planned(qwen, engine=roomy)).faults)
+    assert "lower engine.gpu_memory_utilization" in next(make_plan(planned(qwen, engine=crowded)).faults)
+    empty = make_plan(planned(qwen, microbatch_tokens=500, engine={**servers, "gpu_memory_utilization": 0.01}))
     assert "does not hold the weights" in next(empty.faults)
     assert all(math.isfinite(each) for each in empty.seconds.values())
 

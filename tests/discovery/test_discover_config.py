@@ -9,26 +9,28 @@ import pytest
 from veritune.core.config import field_documentation, field_types
 from veritune.core.errors import ConfigError, DataError
 from veritune.discovery import DiscoverConfig
+from veritune.discovery.config import ModelSettings
 from veritune.discovery.events import EventLog, read_events
 
+MODEL = {"engine_settings": ModelSettings(model="m")}
 IMPOSSIBLE = {
-    "engine_model is not set": {},
-    "rounds is 0; it must be at least 1": {"engine_model": "m", "rounds": 0},
-    "islands is 5; it must lie between 1 and 4": {"engine_model": "m", "islands": 5},
-    "samples is 0": {"engine_model": "m", "samples": 0},
-    "temperature is -1; it must not be negative": {"engine_model": "m", "temperature": -1},
-    "token_budget is 0; it must be positive": {"engine_model": "m", "token_budget": 0},
-    "strategy is": {"engine_model": "m", "strategy": ("refine", "guess")},
-    "program_seconds is nan; it must be positive and finite": {"engine_model": "m", "program_seconds": float("nan")},
+    "proposer: setting 'engine.model' is missing": {},
+    "rounds is 0; it must be at least 1": {**MODEL, "rounds": 0},
+    "islands is 5; it must lie between 1 and 4": {**MODEL, "islands": 5},
+    "samples is 0": {**MODEL, "samples": 0},
+    "temperature is -1; it must not be negative": {**MODEL, "temperature": -1},
+    "token_budget is 0; it must be positive": {**MODEL, "token_budget": 0},
+    "strategy is": {**MODEL, "strategy": ("refine", "guess")},
+    "program_seconds is nan; it must be positive and finite": {**MODEL, "program_seconds": float("nan")},
     "verification_seconds is inf; it must be positive and finite": {
-        "engine_model": "m",
+        **MODEL,
         "verification_seconds": float("inf"),
     },
-    "verification_memory_mb is 0; it must be at least 1": {"engine_model": "m", "verification_memory_mb": 0},
-    "temperature is nan; it must not be negative": {"engine_model": "m", "temperature": float("nan")},
-    "strategy is ()": {"engine_model": "m", "strategy": ()},
+    "verification_memory_mb is 0; it must be at least 1": {**MODEL, "verification_memory_mb": 0},
+    "temperature is nan; it must not be negative": {**MODEL, "temperature": float("nan")},
+    "strategy is ()": {**MODEL, "strategy": ()},
     "the shipped search knows kissing only": {"proposer": "search", "problem": "cap_set"},
-    "resume is set, but run is not": {"engine_model": "m", "resume": True},
+    "resume is set, but run is not": {**MODEL, "resume": True},
 }
 
 

@@ -15,8 +15,10 @@ from scripted_endpoint import CUT_OFF, DISCONNECTS, DRIPS, STALLS, ScriptedEndpo
 
 from odd_answers import FAULTS, RawServer, play, respond
 from veritune.core import http
+from veritune.core.config import from_mapping
 from veritune.core.errors import ConfigError, EngineError
 from veritune.discovery import DiscoverConfig, discover, replay_conversation, write_outputs
+from veritune.discovery.config import ModelSettings
 from veritune.discovery.events import read_events
 from veritune.discovery.sandbox import REQUIRED_LAYERS, probe_sandbox
 
@@ -50,15 +52,15 @@ def config(endpoint: ScriptedEndpoint | None, folder: Path, **changes) -> Discov
     settings = {
         "dimension": 5,
         "run": folder,
-        "engine_model": "scripted",
-        "engine_url": (endpoint.base_url,) if endpoint else (),
+        "engine.model": "scripted",
+        **({"engine.url": endpoint.base_url} if endpoint else {}),
         "rounds": 1,
-        "engine_concurrency": 1,
-        "engine_retries": 2,
-        "engine_seconds": 20.0,
+        "engine.concurrency": 1,
+        "engine.retries": 2,
+        "engine.seconds": 20.0,
         "program_seconds": 20.0,
     }
-    return DiscoverConfig(**{**settings, **changes})
+    return from_mapping(DiscoverConfig, {**settings, **changes}, "test")
 
 
 def of_type(folder: Path, kind: str) -> list[dict]:
@@ -121,7 +123,7 @@ def test_stalls_and_drips_are_retried_and_cost_at_most_their_round(tmp_path: Pat
     script = [STALLS, answers(fenced(AXES)), DRIPS, DRIPS, answers(fenced(ROOTS))]
     with ScriptedEndpoint(script) as endpoint:
         started = time.monotonic()
-        folder = discover(config(endpoint, tmp_path / "run", rounds=3, engine_retries=1, engine_seconds=0.5))
+        folder = discover(config(endpoint, tmp_path / "run", rounds=3, **{"engine.retries": 1, "engine.seconds": 0.5}))
         assert time.monotonic() - started < 20
     assert [event["score"] for event in of_type(folder, "verdict")] == [10, 40]
     assert [
@@ -158,7 +160,9 @@ def test_prompt_alone_tells_nothing_of_the_past(tmp_path: Path) -> None:
 def test_best_of_n_asks_n_times_and_keeps_the_best(tmp_path: Path) -> None:
     script = [answers(fenced(program)) for program in (PAIR, ROOTS, AXES)]
     with ScriptedEndpoint(script) as endpoint:
-        folder = discover(config(endpoint, tmp_path / "run", strategy=("best-of-n",), samples=3, engine_concurrency=3))
+        folder = discover(
+            config(endpoint, tmp_path / "run", strategy=("best-of-n",), samples=3, **{"engine.concurrency": 3})
+        )
         assert len(endpoint.requests) == 3
         assert all(request["messages"] == endpoint.requests[0]["messages"] for request in endpoint.requests)
     assert best_program(folder) == ROOTS
@@ -236,7 +240,7 @@ ODD_BODIES = [
 def test_odd_bodies_cost_their_round_and_never_the_run(tmp_path: Path) -> None:
     script = [raw(json.dumps(body).encode(), "application/json") for body in ODD_BODIES]
     with ScriptedEndpoint([*script, answers(fenced(ROOTS))]) as endpoint:
-        folder = discover(config(endpoint, tmp_path / "run", rounds=len(script) + 1, engine_retries=0))
+        folder = discover(config(endpoint, tmp_path / "run", rounds=len(script) + 1, **{"engine.retries": 0}))
         assert len(endpoint.requests) == len(script) + 1
     assert of_type(folder, "verdict")[-1]["score"] == 40
     assert len(of_type(folder, "failure")) == 9
@@ -252,7 +256,7 @@ def test_no_answer_whatsoever_ends_a_run(tmp_path: Path) -> None:
             respond(send, json.dumps({"choices": [{"message": {"content": fenced(ROOTS)}}]}))
 
     with RawServer(answer) as server:
-        settings = {"engine_url": (server.url,), "rounds": len(FAULTS) + 1, "engine_retries": 0}
+        settings = {"engine.url": server.url, "rounds": len(FAULTS) + 1, "engine.retries": 0}
         folder = discover(config(None, tmp_path / "run", **settings))
     assert len(of_type(folder, "failure")) == len(FAULTS)
     assert [event["score"] for event in of_type(folder, "verdict")] == [40]
@@ -272,9 +276,9 @@ def test_requests_run_side_by_side(tmp_path: Path) -> None:
         settings = {
             "strategy": ("best-of-n",),
             "samples": 4,
-            "engine_concurrency": 4,
-            "engine_seconds": 1.0,
-            "engine_retries": 0,
+            "engine.concurrency": 4,
+            "engine.seconds": 1.0,
+            "engine.retries": 0,
         }
         started = time.monotonic()
         folder = discover(config(endpoint, tmp_path / "run", **settings))
@@ -315,8 +319,8 @@ def test_kill_nine_and_resume(tmp_path: Path) -> None:
             resume = "True" if kill else "False"
             code = (
                 "from pathlib import Path\nfrom veritune.discovery import *\n"
-                f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), engine_model='scripted', rounds=9, "
-                f"program_seconds=20.0, engine_url=({endpoint.base_url!r},), resume={resume}))"
+                f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), rounds=9, program_seconds=20.0, "
+                f"resume={resume}, engine_settings=ModelSettings(model='scripted', url={endpoint.base_url!r})))"
             )
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
             process = subprocess.Popen([sys.executable, "-c", code], env=environment)
@@ -343,8 +347,8 @@ def test_control_c_saves(tmp_path: Path) -> None:
             # A suite that runs in the background inherits a SIGINT that is ignored.
             "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "from pathlib import Path\nfrom veritune.discovery import *\n"
-            f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), engine_model='scripted', "
-            f"engine_url=({endpoint.base_url!r},)))"
+            f"discover(DiscoverConfig(dimension=5, run=Path({str(folder)!r}), "
+            f"engine_settings=ModelSettings(model='scripted', url={endpoint.base_url!r})))"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
         process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
@@ -453,5 +457,5 @@ def test_refusals(tmp_path: Path, monkeypatch) -> None:
             discover(config(endpoint, tmp_path / "absent", resume=True))
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
-        discover(DiscoverConfig(engine_model="scripted", run=tmp_path / "keyless"))
+        discover(DiscoverConfig(engine_settings=ModelSettings(model="scripted"), run=tmp_path / "keyless"))
     assert not (tmp_path / "keyless").exists()

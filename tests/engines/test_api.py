@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,11 +12,14 @@ import pytest
 from veritune.cli import main
 from veritune.commands.launch import launch
 from veritune.core import http
-from veritune.core.config import read_toml
+from veritune.core.config import from_mapping, read_toml
 from veritune.core.errors import ConfigError, EngineError
+from veritune.core.run_folder import RunFolder
+from veritune.core.tables import flatten
 from veritune.core.types import Sampling
-from veritune.engines import api, create_engine
-from veritune.engines.api import APIEngine
+from veritune.engines.api import APIEngine, APISettings
+from veritune.model import policy as policies
+from veritune.model.parallel import ALONE
 from veritune.recipes.config import EvalConfig, GRPOConfig
 
 
@@ -64,6 +68,31 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+ECHO = """
+from dataclasses import dataclass
+from veritune.core.types import Completion, EngineSettings
+
+@dataclass(frozen=True, kw_only=True)
+class EchoSettings(EngineSettings):
+    text: str = "hello"
+    can_load_weights = False
+
+    def create(self, policy, workers):
+        return Echo(self, policy.tokenizer)
+
+class Echo:
+    def __init__(self, settings, tokenizer):
+        self.text, self.ids = settings.text, tuple(tokenizer(settings.text)["input_ids"])
+
+    def generate(self, prompts_ids, sampling):
+        one = [(tuple(prompt), self.ids, self.text, (0.0,) * len(self.ids), "eos", 0) for prompt in prompts_ids]
+        return [[Completion(*each)] * sampling.n for each in one]
+
+    def load_weights(self, model, version): ...
+    def close(self): ...
+"""
+
+
 def piece(text, finish_reason=None, logprobs=None):
     return {"choices": [{"text": text, "finish_reason": finish_reason, "logprobs": logprobs}]}
 
@@ -75,8 +104,8 @@ def serve(random_policy, monkeypatch):
 
     def start(script, **options):
         endpoints.append(Endpoint(script))
-        options = {"seconds": 5.0, "retries": 3, **options}
-        return endpoints[-1], APIEngine(random_policy.tokenizer, endpoints[-1].url, "some-model", **options)
+        options = {"url": endpoints[-1].url, "model": "some-model", "seconds": 5.0, "retries": 3, **options}
+        return endpoints[-1], APIEngine(random_policy.tokenizer, APISettings(**options))
 
     yield start
     for endpoint in endpoints:
@@ -84,12 +113,13 @@ def serve(random_policy, monkeypatch):
         endpoint.http.server_close()
 
 
-def test_text_goes_out_and_streamed_text_comes_back_in_place(serve, random_policy):
+def test_text_goes_out_and_streamed_text_comes_back_in_place(serve, random_policy, monkeypatch):
     def script(payload, attempt):
         numbers = {"token_logprobs": [None, -0.5]}
         return [piece("so: "), piece(payload["prompt"], logprobs=numbers), piece("", "stop"), "[DONE]"]
 
-    endpoint, engine = serve(script, api_key="secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    endpoint, engine = serve(script)
     prompts = [random_policy.encode(text) for text in ("Use 9, 5 to", "18-5=13")]
     groups = engine.generate(prompts, Sampling(n=3, temperature=0.6, top_p=0.9, max_tokens=7, seed=1))
     assert [[c.text for c in group] for group in groups] == [["so: Use 9, 5 to"] * 3, ["so: 18-5=13"] * 3]
@@ -105,7 +135,7 @@ def test_text_goes_out_and_streamed_text_comes_back_in_place(serve, random_polic
 
 def test_the_bos_that_the_endpoint_adds_by_itself_is_not_sent(serve, random_policy, monkeypatch):
     tag = random_policy.tokenizer.convert_tokens_to_ids("<think>")
-    monkeypatch.setattr(api, "bos_ids", lambda tokenizer: (tag,))
+    monkeypatch.setattr(policies, "bos_ids", lambda tokenizer: (tag,))
     endpoint, engine = serve(lambda payload, attempt: [piece("", "stop"), "[DONE]"])
     ids = random_policy.encode("two")
     for prompt in ([tag, *ids], ids, [tag, tag, *ids]):
@@ -156,8 +186,9 @@ def test_a_fault_is_tried_again(serve, fault):
     assert completion.text == "fine" and len(endpoint.requests) == 3
 
 
-def test_faults_without_end_and_refusals_are_errors_that_say_why(serve):
-    endpoint, engine = serve(lambda payload, attempt: (503, {}, "loading the model"), api_key="secret")
+def test_faults_without_end_and_refusals_are_errors_that_say_why(serve, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    endpoint, engine = serve(lambda payload, attempt: (503, {}, "loading the model"))
     with pytest.raises(EngineError, match=r"no completion after 4 attempts: .*503: loading the model") as caught:
         engine.generate([[20]], Sampling(max_tokens=7))
     assert len(endpoint.requests) == 4 and "secret" not in str(caught.value)
@@ -192,16 +223,18 @@ def test_what_an_endpoint_cannot_do_is_refused_by_name(serve, random_policy):
 def test_the_key_comes_from_the_named_variable_and_nowhere_else(serve, random_policy, monkeypatch):
     endpoint, _ = serve(lambda payload, attempt: [piece("x", "stop"), "[DONE]"])
     monkeypatch.setenv("MY_KEY", "abc")
-    config = EvalConfig(engine="api", engine_url=(endpoint.url + "/v1/",), engine_model="m", api_key_env="MY_KEY")
-    create_engine(config, random_policy).generate([[20]], Sampling(max_tokens=3))
+    settings = APISettings(url=endpoint.url + "/v1/", model="m", api_key_env="MY_KEY")
+    engine = EvalConfig(engine="api", engine_settings=settings).engine_settings.create(random_policy, ALONE)
+    engine.generate([[20]], Sampling(max_tokens=3))
     assert endpoint.keys == ["Bearer abc"]
 
 
 def test_the_run_folder_of_an_endpoint_is_nobody_elses(serve, tmp_path, monkeypatch):
     endpoint, _ = serve(lambda payload, attempt: [piece("x", "stop"), "[DONE]"])
     monkeypatch.setenv("MY_KEY", "abc")
-    settings = {"engine": "api", "engine_url": (endpoint.url + "/v1/",), "engine_model": "m", "api_key_env": "MY_KEY"}
-    asked = launch("eval", EvalConfig(validation_examples=1, run=tmp_path / "asked", **settings))
+    settings = APISettings(url=endpoint.url + "/v1/", model="m", api_key_env="MY_KEY")
+    config = EvalConfig(validation_examples=1, run=tmp_path / "asked", engine="api", engine_settings=settings)
+    asked = launch("eval", config)
     assert asked.stat().st_mode & 0o777 == 0o700
     own = launch("eval", EvalConfig(validation_examples=1, run=tmp_path / "own", max_tokens=2))
     assert own.stat().st_mode & 0o077 == 0o055 & ~current_umask()
@@ -216,30 +249,55 @@ def current_umask():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": "api"}, "engine_url and the engine_model"),
-        ({"engine": "api", "engine_url": ("http://a", "http://b"), "engine_model": "m"}, "one engine_url"),
-        ({"engine": "vllm-server"}, "engine_url, or start some by engine_start"),
-        ({"engine_url": ("localhost:8000",)}, "engine_url"),
-        ({"engine_url": ("http://anna:hun/ter2@host",)}, r"engine_url is \('http://\*\*\*@host',\)"),
-        ({"engine_url": ("http://host:8000x",)}, "engine_url"),
-        ({"engine_url": ("http:///v1",)}, "engine_url"),
-        ({"engine_start": ("gpu",)}, "engine_start"),
-        ({"engine_seconds": 0.0}, "engine_seconds"),
-        ({"max_model_len": 10}, "max_model_len"),
-        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"name": "api"}, "setting 'engine.model' is missing"),
+        ({"name": "api", "model": ""}, "^engine.model is ''; it must be the name of the model"),
+        ({"name": "api", "model": "m", "url": ["http://a", "http://b"]}, "engine.url is .*; it must be of type str"),
+        ({"name": "api", "model": "m", "url": "localhost:8000"}, "^engine.url is 'localhost:8000'"),
+        (
+            {"name": "api", "model": "m", "url": "http://anna:hun/ter2@host"},
+            r"^engine.url is 'http://\*\*\*@host'; it must be an address",
+        ),
+        ({"name": "api", "model": "m", "url": "http://host:8000x"}, "^engine.url is"),
+        ({"name": "api", "model": "m", "url": "http:///v1"}, "^engine.url is"),
+        ({"name": "api", "model": "m", "seconds": 0.0}, "^engine.seconds is 0.0; it must be positive"),
+        ({"name": "api", "model": "m", "retries": -1}, "^engine.retries is -1; it must be 0 or more"),
+        ({"name": "vllm-server"}, "^engine.url and start are empty"),
+        ({"name": "vllm-server", "url": ["localhost:8000"]}, r"^engine.url is \('localhost:8000',\)"),
+        ({"name": "vllm-server", "start": ["gpu"]}, r"^engine.start is \('gpu',\); it must be a list of cpu"),
+        ({"name": "vllm-server", "start": ["cpu"], "concurrency": 0}, "^engine.concurrency is 0"),
+        ({"name": "vllm", "max_model_len": 10}, "^engine.max_model_len is 10; it must be at least 64"),
+        ({"name": "vllm", "gpu_memory_utilization": 1.5}, "^engine.gpu_memory_utilization is 1.5"),
+        ({"name": "vllm", "url": ["http://a"]}, "engine vllm: unknown setting 'engine.url'; allowed are .*eager"),
+        ({"name": "native", "max_rows": 0}, "^engine.max_rows is 0; it must be at least 1"),
+        ({"name": "nativ"}, r"engine is 'nativ'; allowed are native, .* \(did you mean native\?\)"),
+        ({"name": "veritune.core.types:Score"}, "is no EngineSettings"),
     ],
 )
 def test_impossible_engine_settings_are_refused_by_name(settings, message):
     with pytest.raises(ConfigError, match=message):
-        EvalConfig(**settings)
+        from_mapping(EvalConfig, {"engine": settings}, "test")
+
+
+def test_an_engine_from_outside(tmp_path, monkeypatch, capsys):
+    (tmp_path / "echo_engine.py").write_text(ECHO)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    arguments = ["--engine", "echo_engine:EchoSettings", "--engine.text", "7", "--validation-examples", "3"]
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *arguments, "--run", "run"])
+    assert ended.value.code in (0, None), capsys.readouterr().err
+    assert [row["response"] for row in RunFolder(tmp_path / "run").read_rows("validation", 0)] == ["7"] * 3
+    assert flatten(read_toml(tmp_path / "run" / "config.toml"))["engine.text"] == "7"
+    with pytest.raises(ConfigError, match="engine is 'echo_engine:EchoSettings'; it must be another while training"):
+        GRPOConfig(engine="echo_engine:EchoSettings")
 
 
 def test_a_password_in_the_address_is_written_nowhere(tmp_path, monkeypatch, capfd):
     endpoint = Endpoint(lambda payload, attempt: [piece("x", "stop"), "[DONE]"])
     address = endpoint.url.replace("://", "://anna:hunter2@")
     for name, port in (("good", ""), ("bad", "9")):
-        run = ["--run", str(tmp_path / name), "--validation-examples", "2", "--engine-retries", "0"]
-        arguments = ["eval", "--engine", "api", "--engine-url", address + port, "--engine-model", "m", *run]
+        run = ["--run", str(tmp_path / name), "--validation-examples", "2", "--engine.retries", "0"]
+        arguments = ["eval", "--engine", "api", "--engine.url", address + port, "--engine.model", "m", *run]
         monkeypatch.setattr("sys.argv", ["veritune", *arguments])
         with pytest.raises(SystemExit) as ended:
             main(arguments)
@@ -250,10 +308,10 @@ def test_a_password_in_the_address_is_written_nowhere(tmp_path, monkeypatch, cap
     assert "error: " in said and "hunter2" not in said and len(written) > 5
     assert [path for path, data in written.items() if b"hunter2" in data] == []
     hidden = endpoint.url.replace("://", "://***@")
-    assert read_toml(tmp_path / "good" / "config.toml")["engine_url"] == [hidden]
+    assert read_toml(tmp_path / "good" / "config.toml")["engine"]["url"] == hidden
     assert hidden in json.loads((tmp_path / "good" / "environment.json").read_text())["arguments"]
 
 
 def test_training_on_an_endpoint_is_refused():
     with pytest.raises(ConfigError, match="engine is 'api'; it must be another while training"):
-        GRPOConfig(engine="api", engine_url=("http://a",), engine_model="m")
+        GRPOConfig(engine="api", engine_settings=APISettings(url="http://a", model="m"))

@@ -11,7 +11,8 @@ import torch
 from veritune.core.errors import ConfigError, EngineError
 from veritune.core.types import Sampling
 from veritune.engines.native.engine import NativeEngine
-from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine
+from veritune.engines.vllm_server import VLLMServerEngine
+from veritune.engines.vllm_settings import VLLMServerSettings, VLLMSettings
 from veritune.engines.weight_check import load_proven_weights
 from veritune.model.policy import encode_prompts
 from veritune.trainer.microbatches import cut_microbatches, score_responses
@@ -22,13 +23,13 @@ PROMPTS = ["Use 9, 5, 18 to make 4.\n<think>\n", "Use 1, 2 to", "12", "Use 20, 2
 def start_vllm_engine(policy):
     from veritune.engines.vllm import VLLMEngine
 
-    return VLLMEngine(policy)
+    return VLLMEngine(policy, VLLMSettings())
 
 
 ENGINES = {"native": NativeEngine}
 if importlib.util.find_spec("vllm"):
     ENGINES["vllm"] = start_vllm_engine
-    ENGINES["vllm-server"] = lambda policy: VLLMServerEngine(policy, ServerSettings(start=("cpu",)))
+    ENGINES["vllm-server"] = lambda policy: VLLMServerEngine(policy, VLLMServerSettings(start=("cpu",)))
 
 
 @pytest.fixture(scope="module", params=ENGINES)

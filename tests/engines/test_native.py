@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracing import Tracer
-from veritune.core.config import CommonConfig
 from veritune.core.errors import ConfigError, EngineError
 from veritune.core.types import Sampling
-from veritune.engines import create_engine
 from veritune.engines.native.engine import NativeEngine, TokenTexts, addressed_uniform, keep_nucleus, sample_tokens
+from veritune.engines.native.settings import NativeSettings
 from veritune.model.kernels import cpu as cpu_kernels
+from veritune.model.parallel import ALONE
 from veritune.model.policy import encode_prompts
 
 
@@ -61,9 +61,7 @@ def test_graphs_are_refused_where_a_step_cannot_be_captured(random_policy):
     with pytest.raises(EngineError, match="cuda_graphs"):
         NativeEngine(dataclasses.replace(random_policy, model=model), capture=Tracer())
     with pytest.raises(ConfigError, match="cuda_graphs is True; it must be off: the policy is on cpu"):
-        create_engine(CommonConfig(cuda_graphs=True), random_policy)
-    with pytest.raises(ConfigError, match="cuda_graphs is True; it must be off: only native"):
-        CommonConfig(cuda_graphs=True, engine="vllm")
+        NativeSettings(cuda_graphs=True).create(random_policy, ALONE)
 
 
 def test_a_prompt_that_fills_the_context_is_refused_and_a_response_ends_with_it(random_policy):

@@ -12,11 +12,12 @@ from odd_answers import DEEP, FAULTS, LOG_PROBS, REFUSALS, SLOW, RawServer, play
 from veritune.core import http
 from veritune.core.errors import EngineError
 from veritune.core.types import Sampling
-from veritune.discovery.config import DiscoverConfig
+from veritune.discovery.config import DiscoverConfig, ModelSettings
 from veritune.discovery.proposers import Request, build_proposer, model_endpoint
 from veritune.engines import shared_prompts, vllm_server
-from veritune.engines.api import APIEngine
-from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine
+from veritune.engines.api import APIEngine, APISettings
+from veritune.engines.vllm_server import VLLMServerEngine
+from veritune.engines.vllm_settings import VLLMServerSettings
 
 ALWAYS = 10**9
 SAMPLING = Sampling(max_tokens=5, n=2, seed=3)
@@ -53,13 +54,16 @@ def api(random_policy):
         return b"data: " + (text if isinstance(text, bytes) else text.encode()) + b"\n\n"
 
     with scripted({"choices": [choice]}, as_event) as server:
-        engine = APIEngine(random_policy.tokenizer, server.url, "m", retries=1)
+        engine = APIEngine(random_policy.tokenizer, APISettings(url=server.url, model="m", retries=1))
 
         def ask():
             ((completion,),) = engine.generate([[20]], Sampling(max_tokens=5))
             return completion.text, completion.logprobs
 
-        yield Asked(server, ask, lambda seconds: vars(engine).update(seconds=seconds, retries=0 if seconds < 9 else 1))
+        def set_seconds(seconds):
+            engine.settings = replace(engine.settings, seconds=seconds, retries=0 if seconds < 9 else 1)
+
+        yield Asked(server, ask, set_seconds)
         engine.close()
 
 
@@ -68,27 +72,24 @@ def proposer():
     message = {"role": "assistant", "content": "fine"}
     answer = {"choices": [{"index": 0, "finish_reason": "stop", "message": message}], "usage": {"prompt_tokens": 3}}
     with scripted(answer, lambda text: text) as server:
-        config = DiscoverConfig(engine_model="m", engine_url=(server.url,), engine_retries=1)
-        configs = [config]
+        configs = [DiscoverConfig(engine_settings=ModelSettings(model="m", url=server.url, retries=1))]
+
+        def set_seconds(seconds):
+            settings = ModelSettings(model="m", url=server.url, seconds=seconds, retries=0 if seconds < 9 else 1)
+            configs.append(DiscoverConfig(engine_settings=settings))
 
         def ask():
             propose = build_proposer(configs[-1], model_endpoint(configs[-1]))
             answer = propose(Request([{"role": "user", "content": "?"}], None, 0, math.inf), lambda *_: None)
             return answer.text, answer.finish_reason, answer.prompt_tokens, answer.completion_tokens
 
-        yield Asked(
-            server,
-            ask,
-            lambda seconds: configs.append(
-                replace(config, engine_seconds=seconds, engine_retries=0 if seconds < 9 else 1)
-            ),
-        )
+        yield Asked(server, ask, set_seconds)
 
 
 @pytest.fixture(scope="module")
 def servers(random_policy, tmp_path_factory):
     server = FakeVLLM(random_policy)
-    settings = ServerSettings(urls=(server.url,), weights_folder=tmp_path_factory.mktemp("weights"), seconds=60)
+    settings = VLLMServerSettings(url=(server.url,), weights_folder=tmp_path_factory.mktemp("weights"), seconds=60)
     engine = VLLMServerEngine(random_policy, settings)
 
     def ask():

@@ -21,7 +21,8 @@ from veritune.core.types import Sampling
 from veritune.engines import vllm as vllm_engine
 from veritune.engines import vllm_server
 from veritune.engines.vllm import VLLMEngine, evaluate_vllm, init_vllm, load_policy_into_vllm_instance
-from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine
+from veritune.engines.vllm_server import VLLMServerEngine
+from veritune.engines.vllm_settings import VLLMServerSettings, VLLMSettings
 from veritune.engines.weight_check import load_proven_weights
 from veritune.model.policy import encode_prompts, load_policy, save_policy
 from veritune.recipes.config import GRPOConfig
@@ -45,7 +46,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def engine(random_policy):
-    made = VLLMEngine(random_policy)
+    made = VLLMEngine(random_policy, VLLMSettings())
     yield made
     made.close()
 
@@ -132,7 +133,7 @@ def test_torch_in_this_process_still_works(engine):
 
 
 def test_sleeping_follows_generating_but_not_the_canary(random_policy, moved):
-    engine = VLLMEngine(random_policy, sleep_level=2)
+    engine = VLLMEngine(random_policy, VLLMSettings(sleep_level=2))
     load_proven_weights(engine, moved, 1)
     assert not engine.asleep
     first = engine.generate([[5, 6, 7]], Sampling(max_tokens=8))
@@ -188,7 +189,7 @@ def test_grpo_trains_with_vllm_on_the_trainers_own_numbers(tmp_path):
 def test_a_server_killed_in_a_step_and_restarted_costs_no_rollout(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_server, "PAUSE_SECONDS", 0.2)
     policy = load_policy("embedded")
-    engine = VLLMServerEngine(policy, ServerSettings(start=("cpu", "cpu"), seconds=300, concurrency=8))
+    engine = VLLMServerEngine(policy, VLLMServerSettings(start=("cpu", "cpu"), seconds=300, concurrency=8))
     victim, killed = engine.servers[0], []
 
     def kill_in_a_step():
@@ -212,7 +213,7 @@ def test_a_server_killed_in_a_step_and_restarted_costs_no_rollout(tmp_path, monk
     threading.Thread(target=kill_in_a_step, daemon=True).start()
     config = GRPOConfig(
         engine="vllm-server",
-        engine_start=("cpu", "cpu"),
+        engine_settings=engine.settings,
         **{**SMALL, "steps": 5, "rollout_batch_size": 96, "train_batch_size": 96, "validate_every": 5},
     )
     run = RunFolder.create(tmp_path / "run", "", {})
@@ -231,7 +232,7 @@ def test_a_server_killed_in_a_step_and_restarted_costs_no_rollout(tmp_path, monk
 def test_an_untied_policy_loads_exactly_too(random_policy, tmp_path):
     vllm_server.save_for_servers(random_policy, tmp_path / "untied", untied=True)
     untied = load_policy(str(tmp_path / "untied"))
-    engine = VLLMEngine(untied)
+    engine = VLLMEngine(untied, VLLMSettings())
     for parameter in untied.model.parameters():
         parameter.data.mul_(0.9)
     load_proven_weights(engine, untied.model, 1)

@@ -11,7 +11,8 @@ from veritune.core.errors import EngineError
 from veritune.core.http import EndpointError
 from veritune.core.types import Sampling
 from veritune.engines import vllm_server
-from veritune.engines.vllm_server import ServerSettings, VLLMServerEngine, save_for_servers, server_command
+from veritune.engines.vllm_server import VLLMServerEngine, save_for_servers, server_command
+from veritune.engines.vllm_settings import VLLMServerSettings
 from veritune.engines.weight_check import load_proven_weights
 from veritune.model.policy import encode_prompts, load_policy
 from veritune.trainer.microbatches import cut_microbatches, score_responses
@@ -41,7 +42,7 @@ def make(random_policy, tmp_path):
     def make_engine(servers, **settings):
         urls = tuple(server.url for server in servers)
         engine = VLLMServerEngine(
-            random_policy, ServerSettings(urls=urls, weights_folder=tmp_path / "weights", seconds=60, **settings)
+            random_policy, VLLMServerSettings(url=urls, weights_folder=tmp_path / "weights", seconds=60, **settings)
         )
         engines.append(engine)
         return engine
@@ -166,7 +167,7 @@ def test_a_load_that_one_server_ignores_stops_the_run(two, make, moved):
 
 def test_no_server_left_is_an_error_that_names_each(two, make, moved, prompts_ids):
     engine = make(two)
-    engine.settings = ServerSettings(urls=engine.settings.urls, seconds=0.5)
+    engine.settings = VLLMServerSettings(url=engine.settings.url, seconds=0.5)
     two[0].kill()
     two[1].kill()
     with pytest.raises(EngineError, match=rf"every vLLM server is lost: {two[0].url}.*{two[1].url}"):
@@ -229,7 +230,7 @@ def test_weights_over_nccl_are_sent_once_for_each_server_and_load(two, random_po
         server.answer = lambda path, payload, answer=answer: (
             (200, {"world_size": 1}) if path == "/get_world_size" else answer(path, payload)
         )
-    settings = ServerSettings(urls=tuple(server.url for server in two), weights_folder=tmp_path, seconds=20)
+    settings = VLLMServerSettings(url=tuple(server.url for server in two), weights_folder=tmp_path, seconds=20)
     engine = VLLMServerEngine(random_policy, settings, open_transfer=open_transfer)
     engine.load_weights(moved, 1)
     assert sorted(opened) == sorted(server.url for server in two)
@@ -251,12 +252,12 @@ def test_a_tied_policy_is_written_with_a_head_of_its_own(random_policy, tmp_path
 
 def test_a_server_of_our_own_listens_on_loopback_and_logs_what_was_sampled_from(tmp_path):
     arguments, environment = server_command(
-        tmp_path, "cuda:1", 8123, "bfloat16", 4096, ServerSettings(max_model_len=2048)
+        tmp_path, "cuda:1", 8123, "bfloat16", 4096, VLLMServerSettings(start=("cuda:1",), max_model_len=2048)
     )
     line = " ".join(arguments)
     assert "--host 127.0.0.1 --port 8123" in line and "--logprobs-mode processed_logprobs" in line
     assert "--max-model-len 2048" in line and "--dtype bfloat16" in line and "--enforce-eager" not in line
     assert environment["CUDA_VISIBLE_DEVICES"] == "1" and environment["VLLM_SERVER_DEV_MODE"] == "1"
-    arguments, environment = server_command(tmp_path, "cpu", 8123, "float32", 8192, ServerSettings())
+    arguments, environment = server_command(tmp_path, "cpu", 8123, "float32", 8192, VLLMServerSettings(start=("cpu",)))
     assert " ".join(arguments).endswith("--max-num-batched-tokens 8192")
     assert "--enforce-eager" in arguments and "CUDA_VISIBLE_DEVICES" not in environment

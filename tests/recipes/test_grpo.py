@@ -13,6 +13,7 @@ from veritune.core.errors import DataError, EngineError, TrainingError
 from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Rollout, Score
 from veritune.engines.native.engine import NativeEngine
+from veritune.engines.vllm_settings import VLLMSettings
 from veritune.model.policy import Policy
 from veritune.recipes import grpo
 from veritune.recipes.config import GRPOConfig
@@ -143,7 +144,7 @@ def test_constant_normalization_divides_by_the_constant(random_policy):
 def test_a_tokens_loss_is_weighted_by_what_the_engines_arithmetic_got_wrong(random_policy, trainer_over_engine, weight):
     """The gradient is linear in the weight, and all tokens have the same one here."""
     plain, policy = fresh(random_policy), fresh(random_policy)
-    config = dataclasses.replace(SMALL, engine="vllm")
+    config = dataclasses.replace(SMALL, engine="vllm", engine_settings=VLLMSettings())
     assert config.corrects_importance and not SMALL.corrects_importance
     rollouts = rollouts_with(policy, [1.0, -0.5])
     exact = score_rollouts(config, policy, rollouts)

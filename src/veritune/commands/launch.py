@@ -19,8 +19,8 @@ import torch
 
 from veritune.core.config import CommonConfig, from_mapping, read_toml, to_toml
 from veritune.core.errors import ConfigError, blot_logins
+from veritune.core.http import EndpointSettings
 from veritune.core.run_folder import Checkpoint, RunFolder
-from veritune.engines import create_engine
 from veritune.model.kernels import cpu as cpu_kernels
 from veritune.model.parallel import start_workers
 from veritune.model.policy import Policy, choose_device, choose_dtype, load_policy
@@ -111,14 +111,15 @@ def _follow(
         stack.enter_context(pool)
         workers = start_workers(policy, config.processes)
         stack.callback(workers.close)
-        engine = create_engine(config, policy, workers)
+        engine = config.engine_settings.create(policy, workers)
         stack.callback(engine.close)
         if resuming:
             run = RunFolder.open(path)
             run.lock()
             run.forget_after(checkpoint.step if checkpoint else -1)
         else:
-            private = config.engine == "api"  # what an endpoint was sent, and what it answered, is nobody else's
+            # Prompts that went to an endpoint, and its answers, are nobody else's.
+            private = isinstance(config.engine_settings, EndpointSettings)
             run = RunFolder.create(path, to_toml(config), describe_environment(recipe, policy), private=private)
         stack.callback(run.unlock)
         listeners = [stack.enter_context(display(run, config)), stack.enter_context(tracking(config, path))]

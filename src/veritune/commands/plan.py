@@ -24,6 +24,8 @@ from torch.utils.benchmark import Timer
 
 from veritune.core.config import Section, require
 from veritune.core.errors import ConfigError
+from veritune.engines.native.settings import NativeSettings
+from veritune.engines.vllm_settings import VLLMOptions, VLLMServerSettings, VLLMSettings
 from veritune.model.architectures import FAMILY
 from veritune.model.head import CHUNK_LOGITS
 from veritune.model.policy import choose_device, choose_dtype, load_skeleton
@@ -51,13 +53,21 @@ class PlanConfig(GRPOConfig):
         super().__post_init__()
         require(self, "prompt_tokens", self.prompt_tokens >= 1, "at least 1")
         require(self, "gpu_memory", self.gpu_memory is None or 0 < self.gpu_memory < float("inf"), "positive, in GiB")
+        known = isinstance(self.engine_settings, NativeSettings | VLLMOptions)
+        require(self, "engine", known, "native, vllm or vllm-server: no other can be planned")
         in_range = self.mean_tokens is None or 1 <= self.mean_tokens <= self.max_tokens
         require(self, "mean_tokens", in_range, f"between 1 and max_tokens ({self.max_tokens})")
 
     @property
     def servers(self) -> int:
         """Engines that share the prompts."""
-        return max(len(self.engine_start) + len(self.engine_url), 1)
+        engine = self.engine_settings
+        return len(engine.start) + len(engine.url) if isinstance(engine, VLLMServerSettings) else 1
+
+    @property
+    def split(self) -> int:
+        """GPUs that each engine is split over."""
+        return self.engine_settings.tensor_parallel_size if isinstance(self.engine_settings, VLLMSettings) else 1
 
 
 @dataclass(frozen=True)
@@ -180,10 +190,10 @@ def training_memory(
 
 def sampling_memory(shape: Shape, config: PlanConfig, device: Device, dtype: torch.dtype) -> tuple[Parts, int]:
     """The memory of each engine, and the responses that it decodes side by side."""
-    size, servers, split = dtype.itemsize, config.servers, config.tensor_parallel_size
+    size, servers, split, engine = dtype.itemsize, config.servers, config.split, config.engine_settings
     rows, per_token = -(-config.rollout_batch_size // servers), shape.cache_bytes(size)
-    if config.engine == "native":
-        places = min(config.max_rows, rows)
+    if isinstance(engine, NativeSettings):
+        places = min(engine.max_rows, rows)
         prompts = -(-places // config.group_size) * config.prompt_tokens
         cache = (places * config.max_tokens + prompts) * per_token
         # Logits in float32, log-probabilities, and cumulative sums in float64; or the pass over the prompts.
@@ -191,8 +201,9 @@ def sampling_memory(shape: Shape, config: PlanConfig, device: Device, dtype: tor
         prefill = prompts * size * (2 * shape.feed_forward + shape.hidden)
         weights = shape.layer_matrices * size
     else:
+        assert isinstance(engine, VLLMOptions)
         weights = shape.parameters * size // split
-        cache = max(int(config.gpu_memory_utilization * device.gib * GIB) - weights, 0)
+        cache = max(int(engine.gpu_memory_utilization * device.gib * GIB) - weights, 0)
         # A head of keys and values is not split: with more GPUs than heads, several hold the same.
         each = (config.prompt_tokens + config.max_tokens) * per_token // min(split, shape.key_value_heads)
         places, sampling, prefill = min(rows, cache // each), 0, 0
@@ -218,7 +229,7 @@ def step_seconds(shape: Shape, config: PlanConfig, device: Device, dtype: torch.
     def seconds(operations: float, moved: float = 0.0) -> float:
         return max(operations / rate, moved / device.copy)
 
-    servers, split, rows = config.servers, config.tensor_parallel_size, config.rollout_batch_size
+    servers, split, rows = config.servers, config.split, config.rollout_batch_size
     prompt, groups, size = config.prompt_tokens, rows // config.group_size, dtype.itemsize
     mean = config.mean_tokens or config.max_tokens
     layers, head = shape.layer_matrices, shape.vocabulary * shape.hidden
@@ -229,7 +240,11 @@ def step_seconds(shape: Shape, config: PlanConfig, device: Device, dtype: torch.
     forward_layers = 2 * layers * (prompts * prompt + rows * mean) + width * pairs
     forward = forward_layers + 2 * head * rows * mean
     each, together = -(-rows // servers), max(min(-(-rows // servers), places), 1)
-    read = each * mean * (mean / 2 + prompt / (config.group_size if config.engine == "native" else 1))
+    read = (
+        each
+        * mean
+        * (mean / 2 + prompt / (config.group_size if isinstance(config.engine_settings, NativeSettings) else 1))
+    )
     decode = each / together * mean * seconds(2 * matrices * together, matrices * size)
     decode += seconds(width * each * mean * (prompt + mean / 2), shape.cache_bytes(size) * read)
     prefill = groups / servers * (2 * (layers * prompt + head) + width * prompt**2 / 2)
@@ -286,8 +301,9 @@ class Plan:
                 way = "not even a pass over the longest response fits beside weights, moments and gradients"
             yield f"training needs {in_units(needed)} of {in_units(self.usable)}; {way}"
         needed = self.resident + total(self.sampling)
-        if config.engine != "vllm-server" and needed > self.usable:
-            way = "lower max_rows" if config.engine == "native" else "lower gpu_memory_utilization"
+        if config.engine_settings.shares_device and needed > self.usable:
+            native = isinstance(config.engine_settings, NativeSettings)
+            way = f"lower engine.{'max_rows' if native else 'gpu_memory_utilization'}"
             parts = f"{in_units(needed)}, {in_units(self.resident)} of it the trainer's,"
             yield f"sampling needs {parts} of {in_units(self.usable)}; {way}"
         if self.places < 1:
@@ -306,8 +322,8 @@ def make_plan(config: PlanConfig) -> Plan:
     dtype = choose_dtype(config.dtype, here)
     device = DEVICES[config.device] if config.device in DEVICES else measure_device(here, dtype)
     device = dataclasses.replace(device, gib=config.gpu_memory or device.gib)
-    divides = shape.heads % config.tensor_parallel_size == 0
-    require(config, "tensor_parallel_size", divides, f"a divisor of the model's {shape.heads} heads")
+    divides = shape.heads % config.split == 0
+    require(config.engine_settings, "tensor_parallel_size", divides, f"a divisor of the model's {shape.heads} heads")
     sampling, places = sampling_memory(shape, config, device, dtype)
     seconds = step_seconds(shape, config, device, dtype, places)
     return Plan(config, shape, device, dtype, training_memory(shape, config, device, dtype), sampling, places, seconds)
@@ -329,8 +345,8 @@ def print_plan(config: PlanConfig) -> int:
         f"{device.name}, {device.gib:,.1f} GiB, {device.bfloat16 / 1e12:,.3g} TFLOP/s in bfloat16 and "
         f"{device.float32 / 1e12:,.3g} in float32, copies at {device.copy / 1e12:,.3g} TB/s ({device.source})"
     )
-    held = {} if config.engine == "vllm-server" else {"the trainer's": (plan.resident, "weights, moments")}
-    for stage, parts in (("training", plan.training), ("sampling", held | plan.sampling)):
+    shared = {"the trainer's": (plan.resident, "weights, moments")} if config.engine_settings.shares_device else {}
+    for stage, parts in (("training", plan.training), ("sampling", shared | plan.sampling)):
         rows = [(name, in_units(amount), why) for name, (amount, why) in parts.items() if amount]
         rows.append(("peak", in_units(total(parts)), f"of {in_units(plan.usable)} usable"))
         tables.append((f"memory while {stage}", rows))

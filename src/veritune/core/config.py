@@ -18,11 +18,11 @@ import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from veritune.core.errors import ConfigError, blot_logins
 from veritune.core.registry import allowed_words
 from veritune.core.tables import flatten, table, tables
+from veritune.core.types import EngineSettings
 
 Config = TypeVar("Config")
 Kind = TypeVar("Kind")
@@ -40,79 +40,10 @@ Rare = Annotated[Kind, "rare"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EndpointConfig:
-    """Where models are asked over HTTP, by engines and by discovery, and how patiently."""
-
-    engine_url: tuple[str, ...] = ()
-    """Servers (vllm-server; with their development endpoints: trusted networks only) or an endpoint (api, discover)."""
-    engine_model: str | None = None
-    """The model's name at the endpoint (api, discover)."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the endpoint's key, which is never written (api, discover)."""
-    engine_seconds: float = 600.0
-    """Seconds after which a request without a whole answer is given up: its server dropped, or the request repeated."""
-    engine_concurrency: int = 64
-    """Most requests that are under way at each server or at the endpoint."""
-    engine_retries: int = 5
-    """How often a failed request to the endpoint is repeated, after waits that double (api, discover)."""
-
-    def __post_init__(self) -> None:
-        for url in self.engine_url:
-            require(self, "engine_url", _is_address(url), "addresses such as http://localhost:8000")
-        require(self, "engine_seconds", 0 < self.engine_seconds < float("inf"), "positive and finite")
-        require(self, "engine_concurrency", self.engine_concurrency >= 1, "at least 1")
-        require(self, "engine_retries", self.engine_retries >= 0, "0 or more")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineConfig(EndpointConfig):
-    """What samples the completions, and how it is reached and given new weights."""
-
-    engine: Literal["native", "vllm", "vllm-server", "api"] = "native"
-    """What samples the completions: torch, vLLM in the process or as servers, or any endpoint (measuring only)."""
-    max_rows: int = 512
-    """Most completions that the native engine decodes side by side."""
-    cuda_graphs: bool = False
-    """Replay the native engine's decode steps as captured CUDA graphs. Not run on a GPU yet, hence off."""
-    engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's number type; auto is the policy's."""
-    gpu_memory_utilization: float = 0.85
-    """Share of a GPU's memory that vLLM takes for weights and cache."""
-    max_model_len: int | None = None
-    """Longest prompt and response together that vLLM makes room for; default: the policy's context."""
-    tensor_parallel_size: int = 1
-    """GPUs that vLLM splits the policy over."""
-    eager: bool = False
-    """Run vLLM without CUDA graphs and compilation: a faster start, slower tokens. Always so on a CPU."""
-    sleep_level: Literal[0, 1, 2] = 0
-    """Free vLLM's GPU memory while training (vllm): 1 keeps its weights in CPU memory, 2 drops them; 0 is off."""
-    engine_start: tuple[str, ...] = ()
-    """Start a vLLM server on loopback on each of these devices, cpu or cuda:index (vllm-server)."""
-    engine_weights: Literal["folder", "nccl"] = "folder"
-    """How weights reach vLLM servers: through a folder that both sides see, or from GPU to GPU."""
-    engine_weights_folder: Path | None = None
-    """The folder through which weights reach vLLM servers; default: a temporary one on this machine."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "max_rows", self.max_rows >= 1, "at least 1")
-        require(self, "cuda_graphs", not self.cuda_graphs or self.engine == "native", "off: only native has them")
-        require(self, "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "in (0, 1]")
-        require(self, "max_model_len", self.max_model_len is None or self.max_model_len >= 64, "at least 64")
-        require(self, "tensor_parallel_size", self.tensor_parallel_size >= 1, "at least 1")
-        for device in self.engine_start:
-            require(self, "engine_start", device == "cpu" or device.startswith("cuda:"), "a list of cpu or cuda:index")
-        if self.engine == "vllm-server" and not (self.engine_url or self.engine_start):
-            raise ConfigError("engine is 'vllm-server'; give its servers by engine_url, or start some by engine_start")
-        if self.engine == "api" and (len(self.engine_url) != 1 or not self.engine_model):
-            raise ConfigError("engine is 'api'; give one engine_url and the engine_model that it serves")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CommonConfig(EngineConfig):
+class CommonConfig:
     """What every recipe is told: which policy, which problems, which machine, which folder."""
 
-    policy: str = "embedded"
+    policy: Annotated[str, Section("Policy and problems")] = "embedded"
     """The policy to start from: embedded, a model folder, or a hub id."""
     task: str = "countdown"
     """The problems and their reward: countdown, gsm8k, math, file, an installed one or package.module:Class."""
@@ -122,16 +53,16 @@ class CommonConfig(EngineConfig):
     """A template's name (compact, r1_zero, question_only, …) or a file with {question} in it; default: the task's."""
     chat: bool = False
     """Send the prompt as a user's message in the model's own chat template; the default prompt is then plainer."""
-    bos: Literal["auto", "always", "never"] = "auto"
+    bos: Rare[Literal["auto", "always", "never"]] = "auto"
     """Start prompts with the tokenizer's BOS token; auto does where the tokenizer itself does, but not with chat."""
     reward: tuple[str, ...] = ()
     """The rewards that pay: r1_zero, r1_zero_strict, question_only, task or package.module:function, and a weight
     for each where there are several, as in r1_zero=1.0,my.module:brevity=0.2; default: the task's own."""
     reward_workers: Rare[int] = 2
     """Processes that compute rewards; more are started beside those whose answers take long, up to 16."""
-    reward_seconds: float = 2.0
+    reward_seconds: Rare[float] = 2.0
     """Time limit of one answer's reward; past it the answer scores 0 and counts as failed."""
-    run: Path | None = None
+    run: Annotated[Path | None, Section("Run and machine")] = None
     """The run folder to write; default: runs/ and a name made of recipe, task, seed and time."""
     seed: int = 0
     """The seed that every random draw of the run is derived from."""
@@ -139,19 +70,23 @@ class CommonConfig(EngineConfig):
     """Where the policy lives: auto, cpu, cuda or cuda:index."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The weights' number type; auto is float32 on a CPU and bfloat16 on a GPU."""
-    threads: int | None = None
+    threads: Rare[int | None] = None
     """CPU threads for torch; default: OMP_NUM_THREADS, else one for the embedded policy, and one a core for others."""
     processes: int = 1
     """Processes that share every step's gradient and the native engine's rollouts, each with its threads (CPU)."""
+    engine: Annotated[str, Section("Sampling")] = "native"
+    """What samples: native (torch), vllm, vllm-server, api (measuring alone), or package.module:Class from outside."""
+    engine_settings: EngineSettings = table("engine", "veritune.engines:settings_class")
+    """The engine's own settings."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy and cannot be trained on."""
-    top_p: float = 1.0
+    top_p: Rare[float] = 1.0
     """Nucleus of the sampling distribution; training needs 1."""
     max_tokens: int = 320
     """Most tokens of a response."""
-    min_tokens: int = 0
+    min_tokens: Rare[int] = 0
     """Tokens that come before one may end the response."""
-    validation_examples: int = 512
+    validation_examples: Annotated[int, Section("Measuring and logging")] = 512
     """Held-out problems of a validation."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder (extra: tensorboard)."""
@@ -159,7 +94,6 @@ class CommonConfig(EngineConfig):
     """Also log to Weights & Biases (extra: wandb)."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         fill_tables(self)
         require(self, "reward_workers", 1 <= self.reward_workers <= 16, "between 1 and 16")
         require(self, "reward_seconds", 0 < self.reward_seconds < math.inf, "positive and finite")
@@ -206,7 +140,8 @@ class TrainingConfig(CommonConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "engine", self.engine != "api", "another while training: an endpoint cannot be given weights")
+        trains = self.engine_settings.can_load_weights
+        require(self, "engine", trains, "another while training: this one cannot be given weights")
         require(self, "learning_rate", 0 < self.learning_rate < float("inf"), "positive and finite")
         require(self, "warmup_steps", self.warmup_steps >= 0, "0 or more")
         require(self, "adam_beta1", 0 <= self.adam_beta1 < 1, "in [0, 1)")
@@ -234,17 +169,6 @@ def fill_tables(config: Any) -> None:
             object.__setattr__(config, each.field, _build(settings_class, {}, each.choice, f"{each.name}."))
         elif type(given) is not settings_class:
             raise ConfigError(f"{each.field} is {given!r}; {each.choice} {chosen!r} takes {settings_class.__name__}")
-
-
-def _is_address(url: str) -> bool:
-    """Whether `url` leads to a server, and a password in it can be told from the rest."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port or an IPv6 address
-        return False
-    place = parts.netloc.rpartition("@")[2] + parts.path + parts.query + parts.fragment
-    return usable and "@" not in place and url.isprintable() and " " not in url
 
 
 # --- Documentation and types -------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from veritune.core.config import require
 from veritune.core.errors import HIDDEN_LOGIN, ConfigError, EngineError, blot_logins
 
 T = TypeVar("T")
@@ -28,6 +30,7 @@ _MISREAD = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError,
 
 LOGIN_VARIABLE = "VERITUNE_ENGINE_LOGIN"
 """The environment variable that holds user:password for an address which is written http://***@host."""
+OPENAI = "https://api.openai.com/v1"
 REPEATED_STATUSES = (408, 409, 425, 429)
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
@@ -55,6 +58,55 @@ class EndpointError(EngineError):
     def is_refusal(self) -> bool:
         """Whether the server understood and refused: asking again cannot help."""
         return self.status is not None and 300 <= self.status < 500 and self.status not in REPEATED_STATUSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestSettings:
+    """How patiently servers are asked."""
+
+    seconds: float = 600.0
+    """Seconds after which a request without a whole answer is given up: its server dropped, or the request repeated."""
+    concurrency: int = 64
+    """Most requests that are under way at each server or at the endpoint."""
+
+    def __post_init__(self) -> None:
+        require(self, "seconds", 0 < self.seconds < math.inf, "positive and finite")
+        require(self, "concurrency", self.concurrency >= 1, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings(RequestSettings):
+    """Which OpenAI-compatible endpoint is asked, and for which model."""
+
+    url: str = OPENAI
+    """The endpoint's address, up to and without /completions; default: OpenAI's own."""
+    model: str
+    """The model's name at the endpoint."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the endpoint's key, which is never written."""
+    retries: int = 5
+    """How often a failed request is repeated, after waits that double."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "url", is_address(self.url), "an address such as http://localhost:8000")
+        require(self, "model", bool(self.model), "the name of the model that the endpoint serves")
+        require(self, "retries", self.retries >= 0, "0 or more")
+
+    @property
+    def api_key(self) -> str:
+        return os.environ.get(self.api_key_env, "")
+
+
+def is_address(url: str) -> bool:
+    """Whether `url` leads to a server, and a password in it can be told from the rest."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port or an IPv6 address
+        return False
+    place = parts.netloc.rpartition("@")[2] + parts.path + parts.query + parts.fragment
+    return usable and "@" not in place and url.isprintable() and " " not in url
 
 
 class Endpoint:

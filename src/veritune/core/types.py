@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from veritune.core.errors import ConfigError, EngineError
 
@@ -185,6 +185,29 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free everything; calling it twice is harmless."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """The settings of an engine, all that is known of it before a model is loaded, and how it is made."""
+
+    exact_log_probs: ClassVar[bool] = False
+    """Whether its log-probabilities are the trainer's: the same arithmetic on the same weights."""
+    can_load_weights: ClassVar[bool] = True
+    """Whether it can be given new weights, so that a policy can be trained on what it samples."""
+    shares_device: ClassVar[bool] = True
+    """Whether it samples on the trainer's own device, whose memory the two share."""
+
+    @property
+    def number_type(self) -> str:
+        """The number type that it computes in; "auto" is the policy's."""
+        return "auto"
+
+    def create(self, policy: Any, workers: Any) -> Engine:
+        """The engine that serves `policy` (model.policy.Policy), with the help of `workers` (model.parallel.Workers)
+        if it can.
+        """
+        raise NotImplementedError
 
 
 def require_lengths(prompts_ids: Sequence[Sequence[int]], longest: int) -> None:

@@ -3,7 +3,7 @@
 `discover(DiscoverConfig(...))` runs a search and returns its folder; `verify_file` judges one candidate.
 """
 
-from veritune.discovery.config import DiscoverConfig
+from veritune.discovery.config import DiscoverConfig, ModelSettings
 from veritune.discovery.evaluate import exit_code, verify_file
 from veritune.discovery.loop import discover
 from veritune.discovery.outputs import replay_conversation, write_outputs
@@ -15,6 +15,7 @@ __all__ = [
     "BestKnown",
     "DiscoverConfig",
     "Limits",
+    "ModelSettings",
     "Problem",
     "ProgramResult",
     "SandboxLevel",

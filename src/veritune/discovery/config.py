@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from veritune.core.config import EndpointConfig, require
+from veritune.core.config import fill_tables, require
 from veritune.core.errors import ConfigError
+from veritune.core.http import EndpointSettings
+from veritune.core.registry import look_up
+from veritune.core.tables import table
 
 Strategy = Literal["prompt", "refine", "best-of-n", "islands"]
 STRATEGIES = ("prompt", "refine", "best-of-n", "islands")
@@ -16,8 +19,32 @@ _MAX_ISLANDS = 4
 _DEFAULT_ROUNDS = 10
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(EndpointSettings):
+    """The model that writes the programs."""
+
+    concurrency: int = 4
+    """Requests and candidate programs under way at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """The shipped search."""
+
+    concurrency: int = 4
+    """Candidate programs under way at once."""
+
+    def __post_init__(self) -> None:
+        require(self, "concurrency", self.concurrency >= 1, "at least 1")
+
+
+def engine_settings(proposer: str) -> type:
+    """The settings of a proposer by name."""
+    return look_up("proposer", proposer, {"model": ModelSettings, "search": SearchSettings})
+
+
 @dataclass(frozen=True)
-class DiscoverConfig(EndpointConfig):
+class DiscoverConfig:
     """One generate-verify-refine run on one problem; the strategies combine freely."""
 
     problem: str = field(default="kissing", metadata={"argument": True})
@@ -30,6 +57,8 @@ class DiscoverConfig(EndpointConfig):
     """Continue the run in the run folder: no answered request is asked again."""
     proposer: Literal["model", "search"] = "model"
     """Who writes the programs: a language model, or the shipped search (kissing only, no model needed)."""
+    engine_settings: Any = table("proposer", "veritune.discovery.config:engine_settings")
+    """The settings of whoever it is."""
     strategy: tuple[Strategy, ...] = ("refine",)
     """prompt: the statement alone; refine: the last verdict and the best program go back; best-of-n; islands."""
     samples: int = 4
@@ -56,8 +85,6 @@ class DiscoverConfig(EndpointConfig):
     """Of the model's sampling."""
     max_answer_tokens: int = 16384
     """Tokens of one answer at most."""
-    engine_concurrency: int = 4
-    """Requests and candidate programs under way at once."""
     program_seconds: float = 60.0
     """Wall-clock limit of one candidate program."""
     program_memory_mb: int = 2048
@@ -72,12 +99,9 @@ class DiscoverConfig(EndpointConfig):
     """Of the choice of parents and of the search."""
 
     def __post_init__(self) -> None:
-        EndpointConfig.__post_init__(self)
+        fill_tables(self)
         if self.resume and self.run is None:
             raise ConfigError("resume is set, but run is not; it must name the folder of the run to continue")
-        if self.proposer == "model" and not self.engine_model:
-            raise ConfigError("engine_model is not set; name the endpoint's model, or choose proposer 'search'")
-        require(self, "engine_url", len(self.engine_url) <= 1, "one address, or none for OpenAI's own")
         if self.proposer == "search" and self.problem != "kissing":
             raise ConfigError(
                 f"proposer is 'search' with problem {self.problem!r}; the shipped search knows kissing only"

@@ -17,6 +17,7 @@ from typing import Any
 
 from veritune.core.errors import ConfigError, EngineError, blot_logins
 from veritune.core.http import EndpointError
+from veritune.core.tables import flat_values
 from veritune.discovery.config import DiscoverConfig
 from veritune.discovery.evaluate import Evaluation, evaluate_program
 from veritune.discovery.events import Event, EventLog
@@ -31,9 +32,9 @@ from veritune.discovery.verification import VerificationLimits
 
 # What a resumed run may change: where and how fast it asks, and when it stops; not what it is.
 _CHANGEABLE = (
-    "run", "resume", "engine_url", "api_key_env", "rounds", "token_budget", "time_budget_seconds", "cost_budget",
-    "input_price", "output_price", "stop_at_score", "engine_seconds", "engine_retries", "engine_concurrency",
-    "unsafe_no_sandbox",
+    "run", "resume", "rounds", "token_budget", "time_budget_seconds", "cost_budget", "input_price", "output_price",
+    "stop_at_score", "unsafe_no_sandbox",
+    "engine.url", "engine.api_key_env", "engine.seconds", "engine.retries", "engine.concurrency",
 )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ class _Run:
 
 
 def _begin(log: EventLog, config: DiscoverConfig, problem: Problem, level: SandboxLevel) -> None:
-    settings = {name: _plain(getattr(config, name)) for name in (f.name for f in dataclasses.fields(config))}
+    settings = {name: _plain(value) for name, value in flat_values(config).items()}
     if not log.events:
         known = None if problem.best_known is None else dataclasses.asdict(problem.best_known)
         described = {
@@ -134,7 +135,7 @@ def _run_rounds(run: _Run) -> str:
             for island in range(config.populations)
             for sample in range(config.samples_per_prompt)
         ]
-        _in_daemon_threads(jobs, config.engine_concurrency)
+        _in_daemon_threads(jobs, config.engine_settings.concurrency)
     return _spent_budget(run) or f"all {config.rounds_in_all} rounds played"
 
 

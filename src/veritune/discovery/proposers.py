@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from veritune.core.errors import ConfigError
-from veritune.core.http import Endpoint, ask_patiently, completions_endpoint, require_type
+from veritune.core.http import OPENAI, Endpoint, EndpointSettings, ask_patiently, completions_endpoint, require_type
 from veritune.discovery.config import DiscoverConfig
 from veritune.discovery.history import Attempt, Message
 
-_OPENAI = "https://api.openai.com/v1"
 _MOST_TOKENS = 10**9
 _SEARCH_PROGRAM = Path(__file__).with_name("search_program.py")
 _SEARCH_SECONDS = 3.0
@@ -52,12 +50,12 @@ Proposer = Callable[[Request, Report], Answer]
 
 def model_endpoint(config: DiscoverConfig) -> Endpoint | None:
     """Where the model is asked, None for the shipped search; OpenAI's own endpoint does not do without a key."""
-    if config.proposer == "search":
+    engine = config.engine_settings
+    if not isinstance(engine, EndpointSettings):
         return None
-    key = os.environ.get(config.api_key_env, "")
-    if not key and not config.engine_url:
-        raise ConfigError(f"api_key_env is {config.api_key_env!r}, and that environment variable is not set")
-    return completions_endpoint(config.engine_url[0] if config.engine_url else _OPENAI, key)
+    if not engine.api_key and engine.url == OPENAI:
+        raise ConfigError(f"engine.api_key_env is {engine.api_key_env!r}, and that environment variable is not set")
+    return completions_endpoint(engine.url, engine.api_key)
 
 
 def build_proposer(config: DiscoverConfig, endpoint: Endpoint | None) -> Proposer:
@@ -85,11 +83,12 @@ def _search_proposer(config: DiscoverConfig) -> Proposer:
 
 def _model_proposer(config: DiscoverConfig, endpoint: Endpoint) -> Proposer:
     # OpenAI's own models refuse the name that every other server knows.
-    limit_name = "max_tokens" if config.engine_url else "max_completion_tokens"
+    engine = config.engine_settings
+    limit_name = "max_completion_tokens" if engine.url == OPENAI else "max_tokens"
 
     def propose(request: Request, report: Report) -> Answer:
         payload = {
-            "model": config.engine_model,
+            "model": engine.model,
             "messages": request.messages,
             "temperature": config.temperature,
             limit_name: config.max_answer_tokens,
@@ -97,12 +96,12 @@ def _model_proposer(config: DiscoverConfig, endpoint: Endpoint) -> Proposer:
         until = time.monotonic() + request.seconds_left
 
         def ask() -> Answer:
-            seconds = max(0.0, min(config.engine_seconds, until - time.monotonic()))
+            seconds = max(0.0, min(engine.seconds, until - time.monotonic()))
             answer = endpoint.post("/chat/completions", payload, seconds=seconds, tokens=config.max_answer_tokens)
             with endpoint.reading("a chat completion"):
                 return _answer(answer)
 
-        return ask_patiently(ask, retries=config.engine_retries, until=until, report=report)
+        return ask_patiently(ask, retries=engine.retries, until=until, report=report)
 
     return propose
 

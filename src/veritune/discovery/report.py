@@ -110,7 +110,7 @@ def _methodology(events: Sequence[Event], problem: Problem) -> str:
     proposer = (
         _SEARCH_NOTE
         if config["proposer"] == "search"
-        else f"Programs were written by the model `{config.get('engine_model')}`."
+        else f"Programs were written by the model `{config.get('engine.model')}`."
     )
     missing = "; ".join(f"{layer}: {why}" for layer, why in events[0]["missing_layers"].items()) or "none"
     return (

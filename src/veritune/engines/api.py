@@ -11,39 +11,51 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from veritune.core.errors import EngineError
-from veritune.core.http import EndpointError, ask_patiently, completions_endpoint, require_log_prob, require_type
+from veritune.core.http import (
+    EndpointError,
+    EndpointSettings,
+    ask_patiently,
+    completions_endpoint,
+    require_log_prob,
+    require_type,
+)
 from veritune.core.randomness import derive_seed
-from veritune.core.types import Completion, FinishReason, Sampling
-from veritune.model.policy import bos_ids
+from veritune.core.types import Completion, Engine, EngineSettings, FinishReason, Sampling
+
+if TYPE_CHECKING:
+    from veritune.model.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class APISettings(EndpointSettings, EngineSettings):
+    """An endpoint that serves its own weights."""
+
+    can_load_weights: ClassVar[bool] = False
+    shares_device: ClassVar[bool] = False
+
+    def create(self, policy: Policy, workers: object) -> Engine:
+        return APIEngine(policy.tokenizer, self)
 
 
 class APIEngine:
-    """Samples from `model` at `url` (up to and without /completions; a url without a path gets "/v1").
+    """Samples from the settings' model and endpoint (a url without a path gets "/v1").
 
     A completion's ids are its text in `tokenizer`'s tokens, good for counting; its log-probabilities are the
     endpoint's, of its own tokens, and none where it gives none. Training needs the sampled ids, so weights cannot be
     loaded.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        url: str,
-        model: str,
-        *,
-        api_key: str = "",
-        concurrency: int = 64,
-        retries: int = 5,
-        seconds: float = 600.0,
-    ) -> None:
-        self.endpoint = completions_endpoint(url, api_key)
-        self.tokenizer, self.model = tokenizer, model
+    def __init__(self, tokenizer: Any, settings: APISettings) -> None:
+        self.endpoint = completions_endpoint(settings.url, settings.api_key)
+        self.tokenizer, self.settings = tokenizer, settings
+        from veritune.model.policy import bos_ids  # here, because the settings are read without torch
+
         self._bos = bos_ids(tokenizer)  # which the endpoint puts before a text by itself
-        self.concurrency, self.retries, self.seconds = concurrency, retries, seconds
         self._closed = False
         self._given_up = threading.Event()  # set when nobody waits any more for the completions of a call
         self._encoding = threading.Lock()  # a tokenizer that encodes in two threads at once may refuse
@@ -73,7 +85,7 @@ class APIEngine:
             )
         self._given_up = given_up = threading.Event()
         places = [(index, sibling) for index in range(len(prompts_ids)) for sibling in range(sampling.n)]
-        pool = ThreadPoolExecutor(max_workers=max(1, min(self.concurrency, len(places))))
+        pool = ThreadPoolExecutor(max_workers=max(1, min(self.settings.concurrency, len(places))))
         try:
             futures = [
                 pool.submit(self._complete, prompts_ids[index], sampling, index, i, given_up) for index, i in places
@@ -93,11 +105,12 @@ class APIEngine:
             if given_up.wait(seconds):
                 raise EngineError("this engine is closed")
 
-        return ask_patiently(partial(self._ask, prompt, sampling, index, sibling), retries=self.retries, pause=pause)
+        ask = partial(self._ask, prompt, sampling, index, sibling)
+        return ask_patiently(ask, retries=self.settings.retries, pause=pause)
 
     def _ask(self, prompt: Sequence[int], sampling: Sampling, index: int, sibling: int) -> Completion:
         payload = {
-            "model": self.model,
+            "model": self.settings.model,
             "prompt": self._decode(prompt[1:] if tuple(prompt[:1]) == self._bos else prompt),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -110,7 +123,9 @@ class APIEngine:
         text, ended = "", ""
         logprobs: list[float] = []
         longest_stop = max(map(len, sampling.stop), default=0)
-        events = self.endpoint.stream("/completions", payload, seconds=self.seconds, tokens=sampling.max_tokens)
+        events = self.endpoint.stream(
+            "/completions", payload, seconds=self.settings.seconds, tokens=sampling.max_tokens
+        )
         with closing(events):
             for piece, values, finish_reason in self._pieces(events):
                 start = max(0, len(text) - longest_stop)

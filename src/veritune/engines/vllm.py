@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from veritune.core.errors import EngineError
 from veritune.core.types import Completion, Sampling, require_lengths
 from veritune.engines.server_process import WeightsFolder
 from veritune.engines.vllm_fields import as_completion, sampling_fields
+from veritune.engines.vllm_settings import VLLMSettings
 from veritune.engines.weight_check import is_canary
 from veritune.model.policy import Policy, save_policy
 
@@ -45,33 +46,24 @@ class VLLMEngine:
     wakes it; at level 1 so does generating. A CPU has nothing to free, and vLLM does not sleep there.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        dtype: str = "auto",
-        gpu_memory_utilization: float = 0.85,
-        max_model_len: int | None = None,
-        tensor_parallel_size: int = 1,
-        eager: bool = False,
-        sleep_level: Literal[0, 1, 2] = 0,
-    ) -> None:
+    def __init__(self, policy: Policy, settings: VLLMSettings) -> None:
         self.policy: Policy | None = policy
-        self.longest = min(max_model_len or policy.context_length, policy.context_length)
-        self.sleep_level = sleep_level
+        self.longest = min(settings.max_model_len or policy.context_length, policy.context_length)
+        self.sleep_level = settings.sleep_level
         self.asleep = False
         self.weights_version = 0
+        own = next(policy.model.parameters())
         with WeightsFolder() as folder:
             save_policy(policy, folder.path)
             self.llm: LLM | None = start_vllm(
                 str(folder.path),
-                dtype=str(next(policy.model.parameters()).dtype).removeprefix("torch.") if dtype == "auto" else dtype,
-                device=str(next(policy.model.parameters()).device),
-                gpu_memory_utilization=gpu_memory_utilization,
+                dtype=str(own.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype,
+                device=str(own.device),
+                gpu_memory_utilization=settings.gpu_memory_utilization,
                 max_model_len=self.longest,
-                tensor_parallel_size=tensor_parallel_size,
-                enforce_eager=eager,
-                enable_sleep_mode=sleep_level > 0 and not current_platform.is_cpu(),
+                tensor_parallel_size=settings.tensor_parallel_size,
+                enforce_eager=settings.eager,
+                enable_sleep_mode=self.sleep_level > 0 and not current_platform.is_cpu(),
             )
 
     def generate(self, prompts_ids: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:

@@ -29,6 +29,7 @@ from veritune.core.types import Completion, Sampling, require_lengths
 from veritune.engines.server_process import ServerProcess, WeightsFolder, free_port
 from veritune.engines.shared_prompts import Claim, SharedPrompts
 from veritune.engines.vllm_fields import as_completion, sampling_fields
+from veritune.engines.vllm_settings import VLLMServerSettings
 from veritune.engines.weight_check import SAMPLING, canary_prompt, require_served
 from veritune.model.policy import Policy
 
@@ -41,22 +42,6 @@ VLLM = "vLLM 0.32 and later"
 
 OpenTransfer = Callable[[str, torch.nn.Module, int, int], Callable[[], None]]
 """(url, model, free port, the server's GPUs) to a function that sends the model's weights; see engines.vllm."""
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Which servers there are and how they are started and used; the fields are those of EngineConfig."""
-
-    urls: tuple[str, ...] = ()
-    start: tuple[str, ...] = ()
-    """The device of each server to start: "cpu" or "cuda:index"."""
-    weights_folder: Path | None = None
-    dtype: str = "auto"
-    seconds: float = 600.0
-    concurrency: int = 64
-    gpu_memory_utilization: float = 0.85
-    max_model_len: int | None = None
-    eager: bool = False
 
 
 @dataclass(eq=False)
@@ -88,7 +73,9 @@ class _Server:
 class VLLMServerEngine:
     """Serves `policy` from the servers of `settings`; all of them are given its weights before this returns."""
 
-    def __init__(self, policy: Policy, settings: ServerSettings, *, open_transfer: OpenTransfer | None = None) -> None:
+    def __init__(
+        self, policy: Policy, settings: VLLMServerSettings, *, open_transfer: OpenTransfer | None = None
+    ) -> None:
         self.policy, self.settings, self.open_transfer = policy, settings, open_transfer
         self.longest = min(settings.max_model_len or policy.context_length, policy.context_length)
         self.weights_version = 0
@@ -97,7 +84,7 @@ class VLLMServerEngine:
         self._loads = itertools.count()
         self._trainer = threading.Lock()  # held by whichever thread reads the trainer's model
         self._closed = False
-        self.servers = [_Server(Endpoint(url.rstrip("/").removesuffix("/v1"))) for url in settings.urls]
+        self.servers = [_Server(Endpoint(url.rstrip("/").removesuffix("/v1"))) for url in settings.url]
         self._weights_folder = WeightsFolder(settings.weights_folder)
         self.folder = self._weights_folder.path
         try:
@@ -139,7 +126,7 @@ class VLLMServerEngine:
                 if server.process is not None and not server.process.is_running():
                     raise EngineError(f"the vLLM server on {server} ended:\n{server.process.last_words()}")
                 if time.monotonic() > deadline or server.process is None:
-                    raise EngineError(f"no vLLM server answers at {server} (engine_url, engine_start)")
+                    raise EngineError(f"no vLLM server answers at {server} (engine.url, engine.start)")
                 time.sleep(0.5)
 
     def close(self) -> None:
@@ -387,7 +374,7 @@ def save_for_servers(policy: Policy, folder: Path, *, untied: bool = False) -> N
 
 
 def server_command(
-    folder: Path, device: str, port: int, dtype: str, context_length: int, settings: ServerSettings
+    folder: Path, device: str, port: int, dtype: str, context_length: int, settings: VLLMServerSettings
 ) -> tuple[list[str], dict[str, str]]:
     """The arguments after `python -m` and the environment of a server of our own, on loopback."""
     arguments = [

@@ -19,7 +19,7 @@ def run(session: Session) -> None:
     examples = examples_of(session.task, "validation")[: config.validation_examples]
     first = reused_samples(config.reuse, examples) if config.reuse else {}
     fresh = max(config.samples) - (1 if first else 0)
-    if session.config.engine != "api":  # an endpoint serves what it serves
+    if config.engine_settings.can_load_weights:  # an endpoint serves what it serves
         serve_policy(session, version=0)
     groups = [Group(example, [], []) for example in examples]
     if fresh:

@@ -16,7 +16,7 @@ def run(session: Session) -> None:
     """Leave one row of metrics, and every response, in the run folder."""
     config, clock = session.config, Stopwatch()
     examples = examples_of(session.task, config.split)[: config.validation_examples]
-    if session.config.engine != "api":  # an endpoint serves what it serves
+    if config.engine_settings.can_load_weights:  # an endpoint serves what it serves
         serve_policy(session, version=0)
     groups = sample_and_grade(session, 0, "validation", examples, n=1, version=0)
     seconds = clock.lap("validate")["validate"]

@@ -26,10 +26,10 @@ class PolicyGradientConfig(TrainingConfig):
     """The divisor of length_normalization constant; default: max_tokens."""
     kl_coefficient: float = 0.0
     """Weight of the KL divergence to the initial policy (k3 estimator) in the loss; 0 loads no reference."""
-    filter_truncated: bool = False
+    filter_truncated: Rare[bool] = False
     """Responses cut off at max_tokens have no loss (overlong filtering); they stay in the denominators."""
     importance_correction: Rare[bool | None] = None
-    """Weight each token's loss by the trainer's probability over the engine's; default: on unless engine is native."""
+    """Weight each token's loss by the trainer's probability over the engine's; default: unless the engine is exact."""
     importance_cap: Rare[float] = 2.0
     """The largest such weight (truncated importance sampling)."""
     skip_zero_advantages: Rare[bool] = True
@@ -60,5 +60,7 @@ class PolicyGradientConfig(TrainingConfig):
 
     @property
     def corrects_importance(self) -> bool:
-        """Whether the engine's arithmetic is corrected for: the native engine's is the trainer's own."""
-        return self.engine != "native" if self.importance_correction is None else self.importance_correction
+        """Whether the engine's arithmetic is corrected for."""
+        if self.importance_correction is not None:
+            return self.importance_correction
+        return not self.engine_settings.exact_log_probs

@@ -234,7 +234,7 @@ def prepare_model(policy: Policy, activation_checkpointing: bool) -> None:
 
 def serve_policy(session: Session, *, version: int) -> None:
     """Have the engine serve the policy's present weights as `version`, and prove that it does (EngineError)."""
-    load_proven_weights(session.engine, session.policy.model, version, session.config.engine_dtype)
+    load_proven_weights(session.engine, session.policy.model, version, session.config.engine_settings.number_type)
 
 
 def sample_and_grade(

@@ -197,10 +197,10 @@ def rows_with_gradient(config: PolicyGradientConfig, rollouts: Sequence[Rollout]
 def old_policy_log_probs(config: PolicyGradientConfig, policy: Policy, rollouts: Sequence[Rollout]) -> list[Tensor]:
     """The log-probabilities of every response under the weights that sampled it: N tensors (length,).
 
-    The native engine has them: its arithmetic is the trainer's. Those of any other engine are only close, and
+    An engine with exact ones has them: its arithmetic is the trainer's. Those of any other are only close, and
     `min_tokens` changes the distribution that is sampled from.
     """
-    if config.engine == "native" and not config.min_tokens:
+    if config.engine_settings.exact_log_probs and not config.min_tokens:
         return [torch.tensor(rollout.completion.logprobs) for rollout in rollouts]
     return score_rollouts(config, policy, rollouts)
 

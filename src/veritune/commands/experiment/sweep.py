@@ -35,7 +35,7 @@ COLLAPSED_VALIDATIONS = 2
 """… or in this many validations on end."""
 NOT_COMPARED = (
     *("run", "threads", "processes", "tensorboard", "wandb"),
-    *("microbatch_tokens", "max_rows", "cuda_graphs"),
+    *("microbatch_tokens", "engine.max_rows", "engine.cuda_graphs"),
 )
 """Settings that do not change what a cell measures."""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
