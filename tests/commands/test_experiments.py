@@ -24,6 +24,8 @@ from veritune.commands.experiment.sweep import Outcome, blocked, collapse, refus
 from veritune.core.config import read_toml
 from veritune.core.errors import ConfigError
 from veritune.core.run_folder import RunFolder
+from veritune.engines.native.settings import NativeSettings
+from veritune.engines.vllm_settings import VLLMServerSettings
 from veritune.model.policy import save_policy
 from veritune.report.collect import collect_settings
 
@@ -243,6 +245,43 @@ def test_runs_of_other_settings_are_not_taken_for_cells(tmp_path):
     (cell.path / "config.toml").write_text(same + "validation_examples = 64\n")
     with pytest.raises(ConfigError, match=r"cell a/seed-0 is to have validation_examples 512, but .* run with 64"):
         refuse_other_run(cell)
+
+
+def test_cells_vary_the_settings_of_tables(tmp_path):
+    path = written(
+        tmp_path,
+        """
+        question = "?"
+        recipe = "grpo"
+        settings.engine.max_rows = 64
+        grid = { task.numbers = [3, 4] }
+        embedded.cells.narrow = { engine.max_rows = 8 }
+        paper.problems = "countdown"
+        paper.settings.engine = "native"
+        paper.cells.served = { engine = { name = "vllm-server", start = ["cuda:1"] } }
+        """,
+    )
+
+    def cells(scale):
+        return plan_cells(load_experiment(path, scale), tmp_path / "out", seeds=1, threads=1)
+
+    found = {
+        cell.setting: (cell.config.engine_settings, cell.config.task_settings.numbers) for cell in cells("embedded")
+    }
+    assert found == {
+        "task.numbers=3": (NativeSettings(max_rows=64), 3),
+        "task.numbers=4": (NativeSettings(max_rows=64), 4),
+        "narrow": (NativeSettings(max_rows=8), 3),
+    }
+    # Another engine than the scale's leaves the scale's settings of vLLM behind; one that a cell gave is not dropped.
+    with pytest.raises(ConfigError, match=r"cell served: engine vllm-server: unknown setting 'engine.max_rows'"):
+        cells("paper")
+    (tmp_path / "mine.toml").write_text(
+        (tmp_path / "mine.toml").read_text().replace("settings.engine.max_rows = 64", "")
+    )
+    engines = [cell.config.engine_settings for cell in cells("paper")]
+    served = VLLMServerSettings(start=("cuda:1",), gpu_memory_utilization=0.45, max_model_len=2048)
+    assert engines == [NativeSettings(), NativeSettings(), served]
 
 
 def test_seeds_that_start_from_a_cell_of_their_own_seed_are_one_setting(tmp_path):
