@@ -24,7 +24,7 @@ import click
 from veritune import __version__
 from veritune.core import config as configs
 from veritune.core.errors import VerituneError, blot_logins
-from veritune.core.tables import flatten, overlay, tables
+from veritune.core.tables import flatten, overlay, short_names, tables
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,19 @@ class ConfigCommand(click.Command):
         self.command = command
         self.settings: dict[str, configs.Setting] = {}
         """Each setting by the name of its parameter, which has no dots."""
+        self.short_flags: dict[str, str] = {}
+        """Flags that leave out the table's name, and the whole ones."""
         self.shows_all = False
         """Whether the help shows the rare settings too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _exit_cleanly(lambda: self._read_settings(args), "--debug" in args)
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, [self._whole_flag(arg) for arg in args])
+
+    def _whole_flag(self, arg: str) -> str:
+        """`--max-rows=64` as `--engine-max-rows=64`; what is no short flag as it is."""
+        flag, equals, value = arg.partition("=")
+        return self.short_flags.get(flag, flag) + equals + value
 
     def _read_settings(self, args: Sequence[str]) -> None:
         config_class = _load(self.command.config)
@@ -132,6 +139,11 @@ class ConfigCommand(click.Command):
             if given := _last_given(args, _flag(table.choice)):
                 chosen[table.choice] = given
         found = configs.settings(config_class, chosen)
+        self.short_flags = {
+            _flag(no + short): _flag(no + full)
+            for short, full in short_names(config_class, chosen).items()
+            for no in ("", "no-")
+        }
         self.settings = {setting.name.replace(".", "__"): setting for setting in found}
         self.params = [
             *(_parameter(name, setting) for name, setting in self.settings.items()),
@@ -199,7 +211,7 @@ def _last_given(args: Sequence[str], flag: str) -> str | None:
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return f"--{name.replace('_', '-').replace('.', '-')}"
 
 
 def _parameter(name: str, setting: configs.Setting) -> click.Parameter:

@@ -76,7 +76,7 @@ def test_every_flag_of_every_command_has_help(capsys, command):
 
 def test_help_begins_with_what_the_command_is_about(capsys):
     _, out, _ = run(capsys, "grpo", "--help")
-    places = [out.index(f"--{flag} ") for flag in ("group-size", "schedule", "policy", "engine.max-rows", "config")]
+    places = [out.index(f"--{flag} ") for flag in ("group-size", "schedule", "policy", "engine-max-rows", "config")]
     assert places == sorted(places)
 
 
@@ -128,8 +128,8 @@ def test_flags_go_over_the_file_and_the_file_over_the_defaults(capsys, tmp_path,
         (["grpo", "--policy", "{policy}", "--device", "tpu9"], 2, "device is 'tpu9'"),
         (["grpo", "--policy", "{policy}", "--task", "chess"], 2, "task is 'chess'"),
         (["grpo", "--policy", "{policy}", "--prompt", "./nowhere.txt"], 2, "prompt is './nowhere.txt'"),
-        (["grpo", "--policy", "{policy}", "--task.data", "{broken}"], 1, "broken.jsonl line 2"),
-        (["grpo", "--policy", "{policy}", "--task.data", "{empty}"], 1, "empty.jsonl"),
+        (["grpo", "--policy", "{policy}", "--task-data", "{broken}"], 1, "broken.jsonl line 2"),
+        (["grpo", "--policy", "{policy}", "--task-data", "{empty}"], 1, "empty.jsonl"),
         (["resume", "{tmp}"], 2, "no run folder"),
         (["no-such-command"], 2, "no-such-command"),
     ],

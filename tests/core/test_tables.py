@@ -166,15 +166,15 @@ def test_the_chosen_table_has_flags(call, tmp_path):
     file = tmp_path / "kitchen.toml"
     file.write_text('minutes = 7\n[vessel]\nname = "pot"\nlitres = 3.0\nlid = "tin"\n')
     _, _, said = call("--vessel=pot", "--help")
-    assert "--vessel.lid TEXT" in said and "[required]" in said and "--vessel.whistles" not in said
+    assert "--vessel-lid TEXT" in said and "[required]" in said and "--vessel-whistles" not in said
     _, _, said = call("--help")
-    assert "--vessel.whistles / --no-vessel.whistles" in said and "--vessel.lid" not in said
-    assert "--vessel.lid" in call("--config", str(file), "--help")[2]
-    assert call("--vessel.litres", "2", "--no-vessel.whistles")[:2] == (
+    assert "--vessel-whistles / --no-vessel-whistles" in said and "--vessel-lid" not in said
+    assert "--vessel-lid" in call("--config", str(file), "--help")[2]
+    assert call("--vessel-litres", "2", "--no-vessel-whistles")[:2] == (
         0,
         Kitchen(vessel_settings=Kettle(litres=2.0, whistles=False)),
     )
-    assert call("--config", str(file), "--vessel.lid", "glass")[:2] == (
+    assert call("--config", str(file), "--vessel-lid", "glass")[:2] == (
         0,
         Kitchen(minutes=7, vessel="pot", vessel_settings=Pot(litres=3.0, lid="glass")),
     )
@@ -191,13 +191,25 @@ def test_a_list_is_given_at_once_or_bit_by_bit(call):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--vessel.whistle"], "'--vessel.whistles'?"),
+        (["--vessel-whistle"], "'--vessel-whistles'?"),
         (["--vessel", "pott"], "error: vessel is 'pott'; allowed are kettle, pot, none"),
-        (["--vessel.litres", "0"], "error: vessel.litres is 0.0; it must be positive\n"),
-        (["--vessel.litres", "x"], "error: cook: vessel kettle: vessel.litres is 'x'; it must be of type float\n"),
+        (["--vessel-litres", "0"], "error: vessel.litres is 0.0; it must be positive\n"),
+        (["--vessel-litres", "x"], "error: cook: vessel kettle: vessel.litres is 'x'; it must be of type float\n"),
         (["--config", "nowhere.toml"], "error: cannot read nowhere.toml"),
     ],
 )
 def test_a_wrong_flag_is_refused_kindly(call, arguments, said):
     code, _, printed = call(*arguments)
     assert code == 2 and said in printed and "Traceback" not in printed
+
+
+def test_a_setting_of_one_table_alone_needs_no_table_before_it():
+    from veritune.core.config import from_mapping
+    from veritune.recipes.config import GRPOConfig
+
+    flat = {"max_rows": 7, "seed": 3, "data": "problems.jsonl"}
+    nested = {"engine": {"max_rows": 7}, "seed": 3, "task": {"data": "problems.jsonl"}}
+    assert from_mapping(GRPOConfig, flat, "test") == from_mapping(GRPOConfig, nested, "test")
+    # engine_dtype is the engine's; dtype stays the policy's, whose name it is.
+    vllm = from_mapping(GRPOConfig, {"engine": "vllm", "engine_dtype": "float32", "dtype": "bfloat16"}, "test")
+    assert (vllm.engine_settings.dtype, vllm.dtype) == ("float32", "bfloat16")

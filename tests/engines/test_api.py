@@ -282,7 +282,7 @@ def test_an_engine_from_outside(tmp_path, monkeypatch, capsys):
     (tmp_path / "echo_engine.py").write_text(ECHO)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
-    arguments = ["--engine", "echo_engine:EchoSettings", "--engine.text", "7", "--validation-examples", "3"]
+    arguments = ["--engine", "echo_engine:EchoSettings", "--engine-text", "7", "--validation-examples", "3"]
     with pytest.raises(SystemExit) as ended:
         main(["eval", *arguments, "--run", "run"])
     assert ended.value.code in (0, None), capsys.readouterr().err
@@ -296,8 +296,8 @@ def test_a_password_in_the_address_is_written_nowhere(tmp_path, monkeypatch, cap
     endpoint = Endpoint(lambda payload, attempt: [piece("x", "stop"), "[DONE]"])
     address = endpoint.url.replace("://", "://anna:hunter2@")
     for name, port in (("good", ""), ("bad", "9")):
-        run = ["--run", str(tmp_path / name), "--validation-examples", "2", "--engine.retries", "0"]
-        arguments = ["eval", "--engine", "api", "--engine.url", address + port, "--engine.model", "m", *run]
+        run = ["--run", str(tmp_path / name), "--validation-examples", "2", "--engine-retries", "0"]
+        arguments = ["eval", "--engine", "api", "--engine-url", address + port, "--engine-model", "m", *run]
         monkeypatch.setattr("sys.argv", ["veritune", *arguments])
         with pytest.raises(SystemExit) as ended:
             main(arguments)

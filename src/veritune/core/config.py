@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from veritune.core.errors import ConfigError, blot_logins
 from veritune.core.registry import allowed_words
-from veritune.core.tables import flatten, table, tables
+from veritune.core.tables import flatten, full_names, table, tables
 from veritune.core.types import EngineSettings
 
 Config = TypeVar("Config")
@@ -251,7 +251,10 @@ def from_mapping(config_class: type[Config], values: Mapping[str, Any], source: 
     """Build a config from plain values, such as TOML's. Raises ConfigError naming `source` and the setting."""
     values, filled = flatten(values), dict[str, Any]()
     for each in tables(config_class):
-        chosen = convert(str, values.get(each.choice, each.default), f"{source}: {each.choice}")
+        convert(str, values.get(each.choice, each.default), f"{source}: {each.choice}")
+    values = full_names(config_class, values, values)
+    for each in tables(config_class):
+        chosen = values.get(each.choice, each.default)
         prefix = f"{each.name}."
         inner = {name.removeprefix(prefix): values.pop(name) for name in list(values) if name.startswith(prefix)}
         filled[each.field] = _build(each.settings_class(chosen), inner, f"{source}: {each.choice} {chosen}", prefix)

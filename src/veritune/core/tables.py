@@ -9,19 +9,21 @@ A config declares the choice and its table:
 
 `settings_class("native")` is the dataclass. `__post_init__` calls `fill_tables(self)`, so that the field holds the
 class's defaults where nothing else was given. One setting has one name everywhere, with a dot behind its table:
-`engine.max_rows` in errors, sweeps and reports, `--engine.max-rows` on the command line, and in TOML
+`engine.max_rows` in errors, sweeps and reports, `--engine-max-rows` on the command line, and in TOML
 
     [engine]
     name = "native"
     max_rows = 64
 
-where `name` is the choice itself; `engine = "native"` says the same without a table.
+where `name` is the choice itself; `engine = "native"` says the same without a table. A setting that one table alone has
+may be given without the table's name: `--max-rows 64`, `max_rows = 64`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,8 +102,32 @@ def flat_values(config: Any) -> dict[str, Any]:
     return flat
 
 
+def short_names(config_class: type, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Other names of the settings in the tables that `chosen` (names to values) choose, and the full names.
+
+    `max_rows` and `engine_max_rows` are engine.max_rows. A field's name alone is one where nothing else has it.
+    """
+    own = {field.name for field in dataclasses.fields(config_class)}
+    full = [
+        (field.name, each.name)
+        for each in tables(config_class)
+        for field in dataclasses.fields(each.settings_class(chosen.get(each.choice, each.default)))
+    ]
+    count = Counter(field for field, _ in full)
+    alone = {field: f"{table}.{field}" for field, table in full if field not in own and count[field] == 1}
+    return alone | {f"{table}_{field}": f"{table}.{field}" for field, table in full if f"{table}_{field}" not in own}
+
+
+def full_names(config_class: type, values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat `values` with every setting by its full name, the tables being those that `chosen` choose."""
+    full = short_names(config_class, chosen)
+    return {full.get(name, name): value for name, value in values.items()}
+
+
 def overlay(config_class: type, values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `over` on top, both by settings' names; what another choice than before has not is dropped."""
+    """`values` with `over` on top, both by settings' names; a setting that the new choice lacks is dropped."""
+    values = full_names(config_class, values, values)
+    over = full_names(config_class, over, values | dict(over))
     dropped: list[str] = []
     for each in tables(config_class):
         if each.choice in over and values.get(each.choice, over[each.choice]) != over[each.choice]:
