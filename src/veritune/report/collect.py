@@ -76,11 +76,11 @@ class Run:
 
     @property
     def recipe(self) -> str:
-        return str(self.environment["recipe"]) if "recipe" in self.environment else "run"
+        return str(self.environment.get("recipe", "run"))
 
     @property
     def seed(self) -> str:
-        return str(self.config["seed"]) if "seed" in self.config else "?"
+        return str(self.config.get("seed", "?"))
 
     @property
     def last_step(self) -> int:
@@ -88,10 +88,7 @@ class Run:
 
     @property
     def planned_steps(self) -> int | None:
-        """How many steps the run is to take: its rows say it, else perhaps its config."""
-        said = self.rows[-1] if self.rows and "steps" in self.rows[-1] else self.config
-        steps = said.get("steps")
-        return steps if isinstance(steps, int) else None
+        return planned_steps(self.rows, self.config.get("steps"))
 
     @property
     def seconds(self) -> float | None:
@@ -209,6 +206,12 @@ def _response(row: Row) -> Response:
 # --- Numbers -----------------------------------------------------------------------------------------------------
 
 
+def planned_steps(rows: Sequence[Row], of_config: object) -> int | None:
+    """How many steps a run is to take: its rows say it, else perhaps its config."""
+    steps = rows[-1].get("steps", of_config) if rows else of_config
+    return steps if isinstance(steps, int) else None
+
+
 def number(row: Row, metric: str) -> float | None:
     """A row's finite number of that name, or None."""
     value = row.get(metric)
@@ -217,7 +220,7 @@ def number(row: Row, metric: str) -> float | None:
     return float(value)
 
 
-def validation_metrics(run: Run) -> list[Row]:
+def validations(run: Run) -> list[Row]:
     """The rows that have a validation."""
     return [row for row in run.rows if any(name.startswith("validation_") for name in row)]
 
@@ -237,8 +240,8 @@ def setting_estimate(setting: Setting, metric: str, *, last: bool) -> Estimate |
     Of one run it has the row's own interval, of several the interval over seeds.
     """
     needed = 2 if last else 1
-    validations = [rows for run in setting.runs if len(rows := validation_metrics(run)) >= needed]
-    found = [each for rows in validations if (each := estimate(rows[-1 if last else 0], metric))]
+    validated = [rows for run in setting.runs if len(rows := validations(run)) >= needed]
+    found = [each for rows in validated if (each := estimate(rows[-1 if last else 0], metric))]
     if len(found) < 2:
         return found[0] if found else None
     bounded = any(each.low is not None for each in found)  # only proportions come with an interval
@@ -250,12 +253,9 @@ def setting_change(setting: Setting, metric: str) -> Estimate | None:
 
     Each seed is compared with itself, so what the seeds' starts have in common does not widen the interval.
     """
-    changes = []
-    for run in setting.runs:
-        rows = validation_metrics(run)
-        before, after = (number(rows[0], metric), number(rows[-1], metric)) if len(rows) > 1 else (None, None)
-        if before is not None and after is not None:
-            changes.append(after - before)
+    validated = [rows for run in setting.runs if len(rows := validations(run)) > 1]
+    pairs = [(number(rows[0], metric), number(rows[-1], metric)) for rows in validated]
+    changes = [after - before for before, after in pairs if before is not None and after is not None]
     return mean_estimate(changes) if changes else None
 
 
@@ -274,18 +274,16 @@ def curve(runs: Sequence[Run], metric: str, *, with_interval: bool | None = None
         for step, point in points.items():
             found.setdefault(step, []).append(point)
     steps = tuple(sorted(found))
-    several = len(runs) > 1
     values = [[each.value for each, _ in found[step]] for step in steps]
-    firsts = [found[step][0][0] for step in steps]
-    if with_interval is None:
-        with_interval = metric.startswith("validation_")
-    intervals = [each.interval if with_interval else (each.value, each.value) for each in firsts]
+    spans = [(min(each), max(each)) for each in values]
+    if len(runs) == 1 and (metric.startswith("validation_") if with_interval is None else with_interval):
+        spans = [found[step][0][0].interval for step in steps]
     return Curve(
         steps=steps,
         seconds=tuple(_mean_seconds(found[step]) for step in steps),
         mean=tuple(fmean(each) for each in values),
-        low=tuple(min(each) for each in values) if several else tuple(low for low, _ in intervals),
-        high=tuple(max(each) for each in values) if several else tuple(high for _, high in intervals),
+        low=tuple(low for low, _ in spans),
+        high=tuple(high for _, high in spans),
         complete=sum(step <= min(ends, default=-1) for step in steps),
     )
 
@@ -311,15 +309,13 @@ def _mean_seconds(points: Sequence[tuple[Estimate, float | None]]) -> float | No
 
 
 def collect_settings(paths: Sequence[Path]) -> list[Setting]:
-    """Read the runs, each once, and put those together that differ in their seed alone, in the order given."""
+    """Read the runs, each once, and put those together that differ in their seed alone.
+
+    The settings come in the order of their first runs, labelled by what differs between them.
+    """
     unique = {path.resolve(): path for path in reversed(paths)}
-    return group_by_setting([collect_run(path) for path in reversed(unique.values())])
-
-
-def group_by_setting(runs: Sequence[Run]) -> list[Setting]:
-    """Settings in the order of their first runs, labelled by what differs between them."""
     groups: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in map(collect_run, reversed(unique.values())):
         groups.setdefault(json.dumps(_identity(run), sort_keys=True, default=str), []).append(run)
     identities = [_identity(group[0]) for group in groups.values()]
     keys = differing_keys(identities)

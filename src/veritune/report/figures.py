@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from veritune.report.panels import Comparison, Panel
@@ -21,62 +22,48 @@ COLOURS = ("#1f4e79", "#d9822b", "#3d8f7c", "#a63d57", "#7a6bb0", "#8a8f45", "#5
 QUIET_COLOUR = "#a9afb5"
 DASHES = ("solid", (0, (5, 1.5)), (0, (1, 1.2)))
 """Line styles once the colours are used up."""
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "axes.labelsize": 9,
-    "axes.labelcolor": "#3a3f45",
-    "axes.edgecolor": "#9aa0a6",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#e4e6e9",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#9aa0a6",
-    "ytick.color": "#9aa0a6",
-    "xtick.labelcolor": "#3a3f45",
-    "ytick.labelcolor": "#3a3f45",
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
+STYLE: Any = mpl.rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_PER_INCH = 3.9, 2.75, 160
 LEGEND_ROW_INCHES = 0.17
 LEGEND_LINE_CHARACTERS = 52
 ROW_LABEL_CHARACTERS = 24
 COMPARISON_MARGIN_INCHES = 0.75
 MOST_MARKED_POINTS = 25
+NOTE: Any = {"textcoords": "offset points", "fontsize": 7.5}
+"""The look of a number or a word beside a mark."""
 
 
 def render(panel: Panel | Comparison) -> bytes:
     """A panel as PNG."""
-    return _render_comparison(panel) if isinstance(panel, Comparison) else _render_lines(panel)
-
-
-def _render_comparison(comparison: Comparison) -> bytes:
     with mpl.rc_context(STYLE):
-        wrapper = textwrap.TextWrapper(ROW_LABEL_CHARACTERS, break_on_hyphens=False)
-        labels = [wrapper.fill(outcome.label) for outcome in comparison.outcomes]
-        lines = sum(max(2, label.count("\n") + 1) for label in labels)
-        height = COMPARISON_MARGIN_INCHES + LEGEND_ROW_INCHES * lines
-        figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
-        # Over the labels, which may take half of the width.
-        figure.suptitle(comparison.title, x=0.01, ha="left", fontsize=STYLE["axes.titlesize"], weight="bold")
-        draw_comparison(figure.add_subplot(), comparison, labels)
-        return _as_png(figure)
+        return _as_png(_comparison_figure(panel) if isinstance(panel, Comparison) else _lines_figure(panel))
+
+
+def _figure(height: float) -> Figure:
+    return Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
+
+
+def _comparison_figure(comparison: Comparison) -> Figure:
+    wrapper = textwrap.TextWrapper(ROW_LABEL_CHARACTERS, break_on_hyphens=False)
+    labels = [wrapper.fill(outcome.label) for outcome in comparison.outcomes]
+    lines = sum(max(2, label.count("\n") + 1) for label in labels)
+    figure = _figure(COMPARISON_MARGIN_INCHES + LEGEND_ROW_INCHES * lines)
+    # Over the labels, which may take half of the width.
+    figure.suptitle(comparison.title, x=0.01, ha="left", fontsize=STYLE["axes.titlesize"], weight="bold")
+    draw_comparison(figure.add_subplot(), comparison, labels)
+    return figure
+
+
+def _lines_figure(panel: Panel) -> Figure:
+    labels = [textwrap.fill(line.label, LEGEND_LINE_CHARACTERS) for line in panel.lines]
+    columns = legend_columns(labels)
+    legend = [labels[start : start + columns] for start in range(0, len(labels), columns)]
+    rows = sum(max(label.count("\n") + 1 for label in row) for row in legend)
+    figure = _figure(HEIGHT_INCHES + LEGEND_ROW_INCHES * rows)
+    handles = draw(figure.add_subplot(), panel)
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.8, columnspacing=1.4)
+    return figure
 
 
 def draw_comparison(axes: Axes, comparison: Comparison, labels: Sequence[str]) -> None:
@@ -87,15 +74,8 @@ def draw_comparison(axes: Axes, comparison: Comparison, labels: Sequence[str]) -
         axes.plot(outcome.runs, [row] * len(outcome.runs), "o", color=colour, markersize=3.2, alpha=0.45)
         spread = [[estimate.value - low], [high - estimate.value]]
         axes.errorbar([estimate.value], [row], xerr=spread, fmt="o", color=colour, markersize=5, capsize=3)
-        axes.annotate(
-            f"{100 * estimate.value:.1f}",
-            (estimate.value, row),
-            xytext=(0, 4.5),
-            textcoords="offset points",
-            ha="center",
-            fontsize=7.5,
-            color="#3a3f45",
-        )
+        place = (estimate.value, row)
+        axes.annotate(f"{100 * estimate.value:.1f}", place, xytext=(0, 4.5), ha="center", color="#3a3f45", **NOTE)
     axes.set_xlabel(comparison.x_label)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.6)
@@ -104,25 +84,7 @@ def draw_comparison(axes: Axes, comparison: Comparison, labels: Sequence[str]) -
     top = max(max(*outcome.runs, outcome.estimate.interval[1]) for outcome in comparison.outcomes)
     axes.set_xlim(0, min(1.05 * top or 0.1, 1.02))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}"))
-
-
-def _render_lines(panel: Panel) -> bytes:
-    with mpl.rc_context(STYLE):
-        labels = [textwrap.fill(line.label, LEGEND_LINE_CHARACTERS) for line in panel.lines]
-        columns = legend_columns(labels)
-        rows = sum(
-            max(label.count("\n") + 1 for label in labels[start : start + columns])
-            for start in range(0, len(labels), columns)
-        )
-        figure = Figure(
-            figsize=(WIDTH_INCHES, HEIGHT_INCHES + LEGEND_ROW_INCHES * rows), dpi=DOTS_PER_INCH, layout="constrained"
-        )
-        axes = figure.add_subplot()
-        handles = draw(axes, panel)
-        if len(labels) > 1:
-            figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.8, columnspacing=1.4)
-        return _as_png(figure)
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
 
 
 def _as_png(figure: Figure) -> bytes:
@@ -170,17 +132,9 @@ def draw(axes: Axes, panel: Panel) -> list[Line2D]:
     if panel.limit:
         value, label = panel.limit
         axes.axhline(value, color="#6b7177", linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
-        axes.annotate(
-            label,
-            (1.0, value),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 2.5),
-            textcoords="offset points",
-            ha="right",
-            fontsize=7.5,
-            color="#6b7177",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
-        )
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+        place: Any = {"xycoords": ("axes fraction", "data"), "xytext": (0, 2.5), "ha": "right"}
+        axes.annotate(label, (1.0, value), color="#6b7177", bbox=box, **place, **NOTE)
     _axes_style(axes, panel)
     return handles
 
@@ -202,7 +156,7 @@ def _axes_style(axes: Axes, panel: Panel) -> None:
     axes.set_ylim(*vertical_range(panel))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     if panel.share:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}"))
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
 
 
 def vertical_range(panel: Panel) -> tuple[float, float]:

@@ -71,14 +71,17 @@ def render_page(settings: Sequence[Setting], pictures: Sequence[Picture]) -> str
         title=title(settings),
         runs=runs,
         settings=settings,
-        headline=headline(settings),
+        accuracy=tables.ACCURACY.label,
+        nothing=NOTHING,
+        steps=tables.validated_steps(settings[0]),
+        time=tables.validated_after(settings[0]),
         remarks=remark_groups(settings),
         results=tables.result_table(settings[0]) if len(settings) == 1 else tables.settings_table(settings),
         samples=tables.samples_table(settings),
         runs_table=tables.runs_table(settings) if len(runs) > 1 else None,
         pictures=[picture for picture in pictures if not picture.panel.detail],
         details=[picture for picture in pictures if picture.panel.detail],
-        picture_note=picture_note(settings),
+        most_points=MOST_POINTS,
         examples=[example_section(setting) for setting in settings],
         difference=tables.difference_table(settings) if len(settings) > 1 else None,
         config=tables.config_table(settings),
@@ -96,24 +99,6 @@ def title(settings: Sequence[Setting]) -> str:
     return f"{', '.join(recipes)} on {', '.join(tasks)}"
 
 
-def headline(settings: Sequence[Setting]) -> dict[str, str] | None:
-    """The before and after of one setting's held-out accuracy."""
-    if len(settings) > 1:
-        return None
-    (row, *_) = (*tables.result_table(settings[0]).rows, ("",))
-    if row[0] != tables.ACCURACY.label:
-        return None
-    before, after = (cell.partition(" ") for cell in (*row[1:3], NOTHING)[:2])
-    return {
-        "before": before[0],
-        "before_interval": before[2],
-        "after": after[0] if after[0] != NOTHING else "",
-        "after_interval": after[2],
-        "steps": tables.validated_steps(settings[0]),
-        "time": tables.validated_after(settings[0]),
-    }
-
-
 def remark_groups(settings: Sequence[Setting]) -> list[tuple[str, list[str]]]:
     """Remarks under the name of what they are about; a lone setting needs no name."""
     groups: list[tuple[str, list[str]]] = []
@@ -127,25 +112,6 @@ def remark_groups(settings: Sequence[Setting]) -> list[tuple[str, list[str]]]:
             remarks += [prefix + text for text in run_remarks(run)]
         groups.append((setting.label if len(settings) > 1 else "", remarks))
     return [(label, remarks) for label, remarks in groups if remarks]
-
-
-def picture_note(settings: Sequence[Setting]) -> str:
-    """What lines and bands mean."""
-    most = max(len(setting.runs) for setting in settings)
-    longest = max(len(run.rows) for setting in settings for run in setting.runs)
-    sentences = []
-    if len(settings) > 1:
-        sentences.append("At the end, a pale dot is a run, a strong one the mean of a setting with its 95% interval.")
-    if most == 1:
-        sentences.append("Bands are 95% intervals over the held-out problems.")
-    else:
-        sentences.append(
-            "Lines are means over seeds, bands reach from the lowest to the highest seed; where a line is dashed at "
-            "its end, some seeds have stopped. Times are means over seeds. The band of a lone run is its 95% interval."
-        )
-    if longest > MOST_POINTS:
-        sentences.append(f"Lines of over {MOST_POINTS} steps are means of consecutive steps.")
-    return " ".join(sentences)
 
 
 def example_section(setting: Setting) -> dict[str, object]:

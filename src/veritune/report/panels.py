@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
 from veritune.core.statistics import Estimate, time_scale
-from veritune.report.collect import (
-    Curve,
-    Run,
-    Setting,
-    curve,
-    number,
-    sample_curve,
-    setting_estimate,
-    validation_metrics,
-)
+from veritune.report.collect import Curve, Run, Setting, curve, number, sample_curve, setting_estimate, validations
 
 MOST_POINTS = 250
 """A line of more steps is drawn as means of consecutive steps."""
@@ -50,80 +41,50 @@ class Quantity:
     """Whether a comparison of settings puts it among the details."""
 
 
+PER_RESPONSE, SOLVED = "mean reward per response", "problems solved (%)"
 ACCURACY = Quantity(
-    "accuracy",
-    "Accuracy",
-    "problems solved (%)",
-    ((ACCURACY_METRIC, "held-out problems"), ("accuracy", "training rollouts")),
-    share=True,
-    against_time=True,
-    quiet=("training rollouts",),
-)
-VALIDATION_REWARD = Quantity(
-    "validation_reward",
-    "Reward on held-out problems",
-    "mean reward per response",
-    (("validation_reward", "total"), ("validation_format_reward", "format")),
-    against_time=True,
-)
-REWARD = Quantity(
-    "reward",
-    "Reward of training rollouts",
-    "mean reward per response",
-    (("reward", "total"), ("format_reward", "format"), ("accuracy", "answer")),
-    against_time=True,
-)
+    "accuracy", "Accuracy", SOLVED, ((ACCURACY_METRIC, "held-out problems"), ("accuracy", "training rollouts")),
+    share=True, against_time=True, quiet=("training rollouts",),
+)  # fmt: skip
 QUANTITIES = (
     ACCURACY,
-    VALIDATION_REWARD,
-    REWARD,
+    Quantity(
+        "validation_reward", "Reward on held-out problems", PER_RESPONSE,
+        (("validation_reward", "total"), ("validation_format_reward", "format")), against_time=True,
+    ),
+    Quantity(
+        "reward", "Reward of training rollouts", PER_RESPONSE,
+        (("reward", "total"), ("format_reward", "format"), ("accuracy", "answer")), against_time=True,
+    ),
     Quantity("loss", "Loss", "loss", (("loss", "training"),)),
     Quantity("entropy", "Entropy of the sampling distribution", "nats per token", (("entropy", "training rollouts"),)),
     Quantity(
-        "length",
-        "Response length",
-        "tokens per response",
+        "length", "Response length", "tokens per response",
         (("length", "all"), ("length_correct", "correct"), ("length_incorrect", "incorrect")),
         limit=("max_tokens", "max_tokens"),
     ),
     Quantity(
-        "gradient_norm",
-        "Gradient norm before clipping",
-        "L2 norm",
-        (("grad_norm", "gradient norm"),),
+        "gradient_norm", "Gradient norm before clipping", "L2 norm", (("grad_norm", "gradient norm"),),
         limit=("clip_grad_norm", "clipped above"),
     ),
     Quantity(
-        "clip_fraction",
-        "Tokens whose ratio was clipped",
-        "response tokens (%)",
-        (("clip_fraction", "clipped"),),
-        share=True,
-        only_if_nonzero=True,
+        "clip_fraction", "Tokens whose ratio was clipped", "response tokens (%)", (("clip_fraction", "clipped"),),
+        share=True, only_if_nonzero=True,
     ),
     Quantity("truncation", "Responses cut off at max_tokens", "responses (%)", (("truncated", "cut off"),), share=True),
     Quantity(
-        "throughput",
-        "Throughput",
-        "tokens per second",
-        (("rollout_tokens_per_second", "rollout"), ("train_tokens_per_second", "training")),
-        detail=True,
+        "throughput", "Throughput", "tokens per second",
+        (("rollout_tokens_per_second", "rollout"), ("train_tokens_per_second", "training")), detail=True,
     ),
     Quantity(
-        "seconds",
-        "Time of each stage",
-        "seconds per step",
-        tuple((f"seconds_{stage}", stage) for stage in ("rollout", "record", "train", "validate")),
-        detail=True,
+        "seconds", "Time of each stage", "seconds per step",
+        tuple((f"seconds_{stage}", stage) for stage in ("rollout", "record", "train", "validate")), detail=True,
     ),
-)
+)  # fmt: skip
 SAMPLES = Quantity(
-    "samples",
-    "Several samples a problem",
-    "problems solved (%)",
-    (("pass_unbiased", "pass@N"), ("best", "Best@N"), ("majority", "majority vote")),
-    share=True,
-)
+    "samples", "Several samples a problem", SOLVED,
+    (("pass_unbiased", "pass@N"), ("best", "Best@N"), ("majority", "majority vote")), share=True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,8 +143,8 @@ def compare_settings(settings: Sequence[Setting]) -> Comparison | None:
     """The last validation of every run, by setting; None where fewer than two settings have one."""
     outcomes = []
     for setting in settings:
-        rows = [run_rows[-1] for run in setting.runs if (run_rows := validation_metrics(run))]
-        values = tuple(value for row in rows if (value := number(row, ACCURACY_METRIC)) is not None)
+        ends = [rows[-1] for run in setting.runs if (rows := validations(run))]
+        values = tuple(value for row in ends if (value := number(row, ACCURACY_METRIC)) is not None)
         trained = setting_estimate(setting, ACCURACY_METRIC, last=True)
         found = trained or setting_estimate(setting, ACCURACY_METRIC, last=False)
         if found:
@@ -237,25 +198,22 @@ def _panels(
     runs = [run for setting in settings for run in setting.runs]
     limit = _limit(quantity, runs, max(high for _, each in curves for high in each.high))
     log = not quantity.share and min(values) > 0 and max(values) > LOG_SCALE_ABOVE * median(values)
+    detail = quantity not in (*QUANTITIES, SAMPLES) or (quantity.detail and len(settings) > 1)
 
-    other = quantity not in QUANTITIES and quantity is not SAMPLES
-    detail = other or (quantity.detail and len(settings) > 1)
-    counted = "samples per problem (N)" if quantity is SAMPLES else "step"
-
-    def panel(suffix: str, x_label: str, lines: list[Line]) -> Panel:
-        across: Across = "time" if suffix == "_time" else "samples" if quantity is SAMPLES else "steps"
-        return Panel(
-            name + suffix, title, x_label, quantity.unit, tuple(lines), quantity.share, log, limit, across, detail
-        )
+    def panel(suffix: str, x_label: str, across: Across, lines: Iterable[Line]) -> Panel:
+        shared = (quantity.unit, tuple(lines), quantity.share, log, limit, across, detail)
+        return Panel(name + suffix, title, x_label, *shared)
 
     by_step = [_line(quantity, label, tuple(map(float, each.steps)), each) for label, each in curves]
-    panels = [panel("_steps" if quantity.against_time else "", counted, by_step)]
+    if quantity is SAMPLES:
+        return [panel("", "samples per problem (N)", "samples", by_step)]
+    panels = [panel("_steps" if quantity.against_time else "", "step", "steps", by_step)]
     timed = [(label, each, [x for x in each.seconds if x is not None]) for label, each in curves]
     timed = [(label, each, seconds) for label, each, seconds in timed if len(seconds) == len(each.steps)]
     if quantity.against_time and timed:
         divisor, unit = time_scale(max(max(seconds) for _, _, seconds in timed))
-        by_time = [_line(quantity, label, tuple(x / divisor for x in seconds), each) for label, each, seconds in timed]
-        panels.append(panel("_time", f"wall-clock time ({unit})", by_time))
+        by_time = (_line(quantity, label, tuple(x / divisor for x in seconds), each) for label, each, seconds in timed)
+        panels.append(panel("_time", f"wall-clock time ({unit})", "time", by_time))
     return panels
 
 

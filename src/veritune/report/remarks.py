@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
@@ -15,9 +17,17 @@ MOST_NAMED = 2
 """How many settings a remark names."""
 
 
-def recent_mean(values: Sequence[float]) -> float:
-    """Mean of the last RECENT_STEPS values."""
-    return fmean(values[-RECENT_STEPS:])
+def at_end(each: Curve) -> tuple[float, str]:
+    """The mean over the last steps, RECENT_STEPS at most, and "last N steps"."""
+    recent = each.mean[-RECENT_STEPS:]
+    return fmean(recent), f"last {len(recent)} steps"
+
+
+def first_and_last(each: Curve) -> tuple[float, float] | None:
+    """The means over the first and the last RECENT_STEPS steps; None where these would overlap."""
+    if len(each.mean) < 2 * RECENT_STEPS:
+        return None
+    return fmean(each.mean[:RECENT_STEPS]), fmean(each.mean[-RECENT_STEPS:])
 
 
 def percent(share: float) -> str:
@@ -34,16 +44,13 @@ def accuracy_changed(before: Estimate, after: Estimate, moved: Estimate, steps: 
     if moved.low is None or moved.high is None:
         return f"Held-out accuracy went {span}."
     points = f"{100 * moved.value:+.1f} points, 95% interval {100 * moved.low:+.1f} to {100 * moved.high:+.1f}"
-    if moved.low > 0:
-        return f"Held-out accuracy rose {span} ({points})."
-    if moved.high < 0:
-        return f"Held-out accuracy fell {span} ({points})."
-    return f"Held-out accuracy did not change measurably: {span} ({points})."
+    verb = "rose" if moved.low > 0 else "fell" if moved.high < 0 else "did not change measurably:"
+    return f"Held-out accuracy {verb} {span} ({points})."
 
 
 def accuracy_past_its_peak(accuracy: Curve) -> str | None:
     """Whether the last validation is below the best one by more than both intervals allow."""
-    best = max(range(len(accuracy.mean)), key=lambda index: accuracy.mean[index])
+    best = accuracy.mean.index(max(accuracy.mean))
     if accuracy.high[-1] >= accuracy.low[best]:
         return None
     return (
@@ -55,47 +62,42 @@ def accuracy_past_its_peak(accuracy: Curve) -> str | None:
 def accuracy_still_rising(accuracy: Curve, at_least: float = 0.03) -> str | None:
     """Whether the last quarter of the run still brought `at_least` this much and the best validation is the last."""
     start, end = accuracy.steps[0], accuracy.steps[-1]
-    earlier = [
-        mean for step, mean in zip(accuracy.steps, accuracy.mean, strict=True) if step <= start + 0.75 * (end - start)
-    ]
-    if len(accuracy.mean) < 4 or accuracy.mean[-1] < max(accuracy.mean) or accuracy.mean[-1] - earlier[-1] < at_least:
+    earlier = sum(step <= start + 0.75 * (end - start) for step in accuracy.steps)
+    gained = accuracy.mean[-1] - accuracy.mean[earlier - 1]
+    if len(accuracy.mean) < 4 or accuracy.mean[-1] < max(accuracy.mean) or gained < at_least:
         return None
-    gained = 100 * (accuracy.mean[-1] - earlier[-1])
-    return f"Held-out accuracy was still rising: {gained:.1f} points came in the last quarter of the run."
+    return f"Held-out accuracy was still rising: {100 * gained:.1f} points came in the last quarter of the run."
 
 
 def entropy_collapsed(entropy: Curve, accuracy: Curve, below: float = 0.05, flat: float = 0.02) -> str | None:
     """Whether the entropy fell below `below` nats and stayed there, and what the held-out accuracy did since."""
     if entropy.mean[-1] >= below or entropy.mean[0] < below:
         return None
-    first = next(i for i in range(len(entropy.mean)) if max(entropy.mean[i:]) < below)
-    step = entropy.steps[first]
+    step = next(step for i, step in enumerate(entropy.steps) if max(entropy.mean[i:]) < below)
     text = f"Entropy fell below {below:g} nats at step {step} and stayed there"
     # The last validation up to that step is what the later ones are compared with.
     known_then = sum(at <= step for at in accuracy.steps)
     since = accuracy.mean[max(known_then - 1, 0) :]
     if len(since) < 2:
         return text + "."
-    gained = since[-1] - since[0]
-    if abs(gained) <= flat:
-        return f"{text}; held-out accuracy has been flat since ({percent(since[0])} to {percent(since[-1])})."
-    verb = "risen" if gained > 0 else "fallen"
-    return f"{text}; held-out accuracy has {verb} since, from {percent(since[0])} to {percent(since[-1])}."
+    first, last = since[0], since[-1]
+    if abs(last - first) <= flat:
+        return f"{text}; held-out accuracy has been flat since ({percent(first)} to {percent(last)})."
+    verb = "risen" if last > first else "fallen"
+    return f"{text}; held-out accuracy has {verb} since, from {percent(first)} to {percent(last)}."
 
 
 def responses_cut_off(truncated: Curve, max_tokens: object, above: float = 0.05) -> str | None:
     """Whether more than `above` of the responses were cut off at the end."""
-    share = recent_mean(truncated.mean)
-    if share <= above:
-        return None
-    steps = min(RECENT_STEPS, len(truncated.mean))
-    return f"{percent(share)} of the responses were cut off at max_tokens ({max_tokens}) in the last {steps} steps."
+    share, steps = at_end(truncated)
+    text = f"{percent(share)} of the responses were cut off at max_tokens ({max_tokens}) in the {steps}."
+    return text if share > above else None
 
 
 def length_changed(length: Curve, factor: float = 1.5) -> str | None:
     """Whether responses became longer or shorter by `factor`."""
-    before, after = fmean(length.mean[:RECENT_STEPS]), recent_mean(length.mean)
-    if len(length.mean) < 2 * RECENT_STEPS or min(before, after) <= 0 or 1 / factor < after / before < factor:
+    before, after = first_and_last(length) or (0.0, 0.0)
+    if min(before, after) <= 0 or 1 / factor < after / before < factor:
         return None
     verb = "grew" if after > before else "shrank"
     return f"Responses {verb} from {before:.0f} to {after:.0f} tokens (first and last {RECENT_STEPS} steps)."
@@ -111,10 +113,9 @@ def format_learned(format_reward: Curve, level: float = 0.95) -> str | None:
 
 def format_lost(format_reward: Curve, fall: float = 0.05) -> str | None:
     """Whether the format is kept less often at the end than at the start."""
-    before, after = fmean(format_reward.mean[:RECENT_STEPS]), recent_mean(format_reward.mean)
-    if len(format_reward.mean) < 2 * RECENT_STEPS or before - after <= fall:
-        return None
-    return f"The format reward fell from {before:.2f} to {after:.2f} (first and last {RECENT_STEPS} steps)."
+    before, after = first_and_last(format_reward) or (0.0, 0.0)
+    text = f"The format reward fell from {before:.2f} to {after:.2f} (first and last {RECENT_STEPS} steps)."
+    return text if before - after > fall else None
 
 
 def gradient_spikes(norm: Curve, factor: float = 10.0) -> str | None:
@@ -136,44 +137,34 @@ def gradients_clipped(norm: Curve, clip: object, above: float = 0.5) -> str | No
 
 def groups_teach_nothing(zero_variance: Curve, above: float = 0.5) -> str | None:
     """Whether most groups were paid all alike at the end."""
-    share = recent_mean(zero_variance.mean)
-    if share <= above:
-        return None
-    steps = min(RECENT_STEPS, len(zero_variance.mean))
-    return (
-        f"In {percent(share)} of the groups of the last {steps} steps every response was paid the same, "
-        "so they had no gradient."
+    share, steps = at_end(zero_variance)
+    text = (
+        f"In {percent(share)} of the groups of the {steps} every response was paid the same, so they had no gradient."
     )
+    return text if share > above else None
 
 
 def training_ahead(training: Curve, validation: Curve, above: float = 0.1) -> str | None:
     """Whether the training problems are solved much more often than the held-out ones at the end."""
-    trained, held_out = recent_mean(training.mean), validation.mean[-1]
-    if trained - held_out <= above:
-        return None
-    return (
-        f"Training problems are solved more often than held-out ones: {percent(trained)} over the last "
-        f"{min(RECENT_STEPS, len(training.mean))} steps against {percent(held_out)}."
-    )
+    (trained, steps), held_out = at_end(training), validation.mean[-1]
+    compared = f"{percent(trained)} over the {steps} against {percent(held_out)}"
+    text = f"Training problems are solved more often than held-out ones: {compared}."
+    return text if trained - held_out > above else None
 
 
 def ratios_clipped(clip_fraction: Curve, above: float = 0.2) -> str | None:
     """Whether a large part of the tokens was clipped away at the end."""
-    share = recent_mean(clip_fraction.mean)
-    return (
-        f"{percent(share)} of the response tokens were clipped at the end: updates are far off-policy."
-        if share > above
-        else None
-    )
+    share, _ = at_end(clip_fraction)
+    text = f"{percent(share)} of the response tokens were clipped at the end: updates are far off-policy."
+    return text if share > above else None
 
 
 def engine_disagrees(mismatch_kl: Curve, above: float = 0.01) -> str | None:
     """Whether the engine's and the trainer's log-probabilities differ by more than rounding."""
     largest = max(mismatch_kl.mean)
-    if largest <= above:
-        return None
     step = mismatch_kl.steps[mismatch_kl.mean.index(largest)]
-    return f"Engine and trainer disagree on log-probabilities: mismatch KL reached {largest:.3g} nats at step {step}."
+    text = f"Engine and trainer disagree on log-probabilities: mismatch KL reached {largest:.3g} nats at step {step}."
+    return text if largest > above else None
 
 
 def seeds_disagree(finals: Sequence[float], above: float = 0.1) -> str | None:
@@ -206,17 +197,14 @@ def unfinished(last_step: int, planned: int | None, rows: int) -> str | None:
 
 def not_finite(run: Run) -> str | None:
     """The first number of a run that is NaN or infinite."""
-    for row in run.rows:
-        for metric, value in row.items():
-            if isinstance(value, float) and number(row, metric) is None:
-                return f"{metric} is {value} at step {row['step']}."
-    return None
+    values = ((row["step"], metric, value) for row in run.rows for metric, value in row.items())
+    faults = (f"{m} is {v} at step {step}." for step, m, v in values if isinstance(v, float) and not math.isfinite(v))
+    return next(faults, None)
 
 
 def run_remarks(run: Run) -> Iterator[str]:
     """What is to be said of a run as a record."""
-    found = [unfinished(run.last_step, run.planned_steps, len(run.rows)), not_finite(run)]
-    yield from filter(None, found)
+    yield from filter(None, [unfinished(run.last_step, run.planned_steps, len(run.rows)), not_finite(run)])
     if run.diverged:
         yield f"The run diverged and was given up: {run.diverged}."
     yield from (f"Step {step} was refused; its batch is in {run.path / 'refused'}." for step in run.refused)
@@ -263,12 +251,11 @@ def setting_remarks(setting: Setting) -> Iterator[str]:
 
 def stage_seconds(runs: Sequence[Run]) -> dict[str, float]:
     """Seconds of each stage over all steps of the runs."""
-    totals: dict[str, float] = {}
+    totals: dict[str, float] = defaultdict(float)
     for row in (row for run in runs for row in run.rows):
         for metric in row:
             if metric.startswith("seconds_") and metric != "seconds_elapsed" and (value := number(row, metric)):
-                stage = metric.removeprefix("seconds_")
-                totals[stage] = totals[stage] + value if stage in totals else value
+                totals[metric.removeprefix("seconds_")] += value
     return totals
 
 
@@ -281,6 +268,5 @@ def best_setting(finals: dict[str, Estimate]) -> str | None:
     tied = [other for other, each in others if each.interval[1] >= best.interval[0]]
     if not tied:
         return f"{text}; its interval lies above those of all other settings."
-    if len(tied) > MOST_NAMED:
-        return f"{text}; its interval overlaps with those of {len(tied)} others."
-    return f"{text}; its interval overlaps with {'that' if len(tied) == 1 else 'those'} of {'; '.join(tied)}."
+    named = f"{len(tied)} others" if len(tied) > MOST_NAMED else "; ".join(tied)
+    return f"{text}; its interval overlaps with {'that' if len(tied) == 1 else 'those'} of {named}."

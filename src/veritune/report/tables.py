@@ -18,7 +18,7 @@ from veritune.report.collect import (
     setting_change,
     setting_estimate,
     shown_value,
-    validation_metrics,
+    validations,
 )
 
 
@@ -83,12 +83,12 @@ def batch_estimate(batch: Batch | None, metric: str, step: int) -> Estimate | No
     if batch is None or batch.step != step or len({response.id for response in batch.responses}) < len(batch.responses):
         return None
     values: dict[str, list[float]] = {
-        "validation_reward": [response.reward for response in batch.responses],
-        "validation_format_reward": [response.format_reward for response in batch.responses],
-        "validation_truncated": [float(response.truncated) for response in batch.responses],
-        "validation_length": [response.tokens for response in batch.responses],
-        "validation_length_correct": [response.tokens for response in batch.responses if response.correct],
-        "validation_length_incorrect": [response.tokens for response in batch.responses if not response.correct],
+        "validation_reward": [each.reward for each in batch.responses],
+        "validation_format_reward": [each.format_reward for each in batch.responses],
+        "validation_truncated": [float(each.truncated) for each in batch.responses],
+        "validation_length": [each.tokens for each in batch.responses],
+        "validation_length_correct": [each.tokens for each in batch.responses if each.correct],
+        "validation_length_incorrect": [each.tokens for each in batch.responses if not each.correct],
     }
     found = values.get(metric)
     if not found:
@@ -104,7 +104,7 @@ def measured(setting: Setting, measure: Measure, *, last: bool) -> Estimate | No
     if len(setting.runs) > 1 or from_rows is None or from_rows.low is not None:
         return from_rows
     (run,) = setting.runs
-    row = validation_metrics(run)[-1 if last else 0]
+    row = validations(run)[-1 if last else 0]
     batch = run.after if last and run.after else run.before
     return batch_estimate(batch, measure.metric, row["step"]) or from_rows
 
@@ -119,7 +119,7 @@ def before_after(setting: Setting, measure: Measure) -> tuple[Estimate | None, E
 
 def validated_steps(setting: Setting) -> str:
     """The step of the last validation, or its range over the runs."""
-    last = [validations[-1]["step"] for run in setting.runs if (validations := validation_metrics(run))]
+    last = [rows[-1]["step"] for run in setting.runs if (rows := validations(run))]
     if not last:
         return NOTHING
     return str(last[0]) if min(last) == max(last) else f"{min(last)} to {max(last)}"
@@ -127,15 +127,13 @@ def validated_steps(setting: Setting) -> str:
 
 def validated_after(setting: Setting) -> str:
     """The mean time at the last validation."""
-    rows = [validations[-1] for run in setting.runs if (validations := validation_metrics(run))]
-    times = [seconds for row in rows if (seconds := number(row, "seconds_elapsed")) is not None]
-    return duration(fmean(times) if times else None)
+    last = [rows[-1] for run in setting.runs if (rows := validations(run))]
+    return _mean_duration([number(row, "seconds_elapsed") for row in last])
 
 
-def mean_duration(runs: Sequence[Run]) -> str:
-    """The mean time of the runs."""
-    times = [run.seconds for run in runs if run.seconds is not None]
-    return duration(fmean(times) if times else None)
+def _mean_duration(seconds: Sequence[float | None]) -> str:
+    known = [each for each in seconds if each is not None]
+    return duration(fmean(known) if known else None)
 
 
 def result_table(setting: Setting) -> Table:
@@ -177,33 +175,14 @@ def settings_table(settings: Sequence[Setting]) -> Table:
     rows = []
     for setting in settings:
         before, after, moved = before_after(setting, ACCURACY)
-        rows.append(
-            (
-                setting.label,
-                ", ".join(run.seed for run in setting.runs),
-                validated_steps(setting),
-                written(before, ACCURACY),
-                written(after, ACCURACY),
-                written(moved, ACCURACY, signed=True),
-                written(before_after(setting, REWARD)[1], REWARD),
-                written(before_after(setting, LENGTH)[1], LENGTH),
-                mean_duration(setting.runs),
-            )
-        )
-    header = (
-        "Setting",
-        "seeds",
-        "steps",
-        "solved before",
-        "solved after",
-        "change",
-        "reward after",
-        "tokens after",
-        "time",
-    )
-    return Table(
-        header, tuple(rows), "95% intervals: over seeds (Student) where a setting has several, else over problems."
-    )
+        named = (setting.label, ", ".join(run.seed for run in setting.runs), validated_steps(setting))
+        solved = (written(before, ACCURACY), written(after, ACCURACY), written(moved, ACCURACY, signed=True))
+        others = (written(measured(setting, measure, last=True), measure) for measure in (REWARD, LENGTH))
+        rows.append((*named, *solved, *others, _mean_duration([run.seconds for run in setting.runs])))
+    solved_header = ("solved before", "solved after", "change")
+    header = ("Setting", "seeds", "steps", *solved_header, "reward after", "tokens after", "time")
+    note = "95% intervals: over seeds (Student) where a setting has several, else over problems."
+    return Table(header, tuple(rows), note)
 
 
 def runs_table(settings: Sequence[Setting]) -> Table:

@@ -21,6 +21,8 @@ from rich.text import Text
 
 from veritune.core.config import CommonConfig
 from veritune.core.run_folder import RunFolder
+from veritune.core.statistics import Estimate
+from veritune.report import collect
 from veritune.report.collect import Response, Run, Setting, collect_run, estimate, number, read_batch
 from veritune.report.examples import Pair, choose_pairs, pair_up, visible
 from veritune.report.tables import result_table
@@ -41,17 +43,26 @@ MOST_OTHERS = 4
 LONGEST_EXAMPLE = 400
 """Characters of a response that the outcome shows; of a longer one its end, where the answer stands."""
 
-PLAIN_METRICS = (
-    ("reward", "reward", "{:5.3f}"),
-    ("format_reward", "format", "{:5.3f}"),
-    ("accuracy", "answer", "{:5.3f}"),
-    ("entropy", "entropy", "{:5.3f}"),
-    ("length", "length", "{:6.1f}"),
-    ("truncated", "cut", "{:6.1%}"),
-    ("grad_norm", "grad", "{:7.3g}"),
-    ("rollout_tokens_per_second", "tok/s", "{:6.0f}"),
-)
+PLAIN_METRICS = {
+    "reward": ("reward", "5.3f"),
+    "format_reward": ("format", "5.3f"),
+    "accuracy": ("answer", "5.3f"),
+    "entropy": ("entropy", "5.3f"),
+    "length": ("length", "6.1f"),
+    "truncated": ("cut", "6.1%"),
+    "grad_norm": ("grad", "7.3g"),
+    "rollout_tokens_per_second": ("tok/s", "6.0f"),
+}
 """The metrics of a plain line: each with its name there and its format."""
+PANEL_METRICS = {
+    "reward": {"reward": "{:.3f}", "format_reward": "format {:.3f}", "accuracy": "answer {:.3f}"},
+    "entropy": {"entropy": "{:.3f} nats per token"},
+    "length": {"length": "{:.0f} tokens", "length_correct": "right {:.0f}", "length_incorrect": "wrong {:.0f}"},
+    "cut off": {"truncated": "{:.1%}"},
+    "gradient": {"grad_norm": "{:.3g}"},
+    "tokens/s": {"rollout_tokens_per_second": "sampling {:.0f}", "train_tokens_per_second": "training {:.0f}"},
+}
+"""The lines of the panel: each with the metrics that it has and how it writes them."""
 
 
 @contextlib.contextmanager
@@ -100,22 +111,18 @@ def plain_lines(rows: Sequence[Row], total: int | None) -> list[str]:
 
 
 def plain_metrics(row: Row, *, with_gaps: bool) -> list[str]:
-    """ "name value" of the metrics that are known here; a metric that is None leaves a gap of its width."""
-    told = [
-        f"{label} {shown(number(row, metric), form)}"
-        for metric, label, form in PLAIN_METRICS
-        if metric in row and (with_gaps or number(row, metric) is not None)
-    ]
+    """ "name value" of the metrics that are known here; `with_gaps`, one that is None leaves a dash of its width."""
+    told = []
+    for metric in [metric for metric in PLAIN_METRICS if metric in row]:
+        (label, form), value = PLAIN_METRICS[metric], number(row, metric)
+        if value is not None:
+            told.append(f"{label} {value:{form}}")
+        elif with_gaps:
+            told.append(f"{label} {'-'.rjust(len(f'{0:{form}}'))}")
     if len(told) < FEW_METRICS:
-        known = {metric for metric, _, _ in PLAIN_METRICS}
-        others = [f"{name} {value:.4g}" for name, value in other_numbers(row) if name not in known]
+        others = [f"{name} {value:.4g}" for name, value in other_numbers(row) if name not in PLAIN_METRICS]
         told += others[:MOST_OTHERS]
     return told
-
-
-def shown(value: float | None, form: str) -> str:
-    """A number in a format, or a dash of the same width."""
-    return "-".rjust(len(form.format(0.0))) if value is None else form.format(value)
 
 
 def other_numbers(row: Row) -> list[tuple[str, float]]:
@@ -134,8 +141,7 @@ def other_numbers(row: Row) -> list[tuple[str, float]]:
 
 def planned_steps(rows: Sequence[Row], config: CommonConfig) -> int | None:
     """How many steps a run is to take: its rows say it, else perhaps its config."""
-    steps = rows[-1]["steps"] if rows and "steps" in rows[-1] else getattr(config, "steps", None)
-    return steps if isinstance(steps, int) else None
+    return collect.planned_steps(rows, getattr(config, "steps", None))
 
 
 def seconds_left(rows: Sequence[Row], total: int | None) -> float | None:
@@ -206,39 +212,35 @@ def last_sample(run: RunFolder, step: int) -> Response | None:
 
 def panel(view: View, width: int) -> RenderableType:
     """The panel for a terminal of `width` columns."""
-    numbers = number_grid(view.rows)
+    numbers = Table.grid(padding=(0, 2))
+    numbers.add_column(style="dim", no_wrap=True)
+    numbers.add_column()
+    for label, value in number_lines(view.rows):
+        numbers.add_row(label, value)
     inner = width - 4
-    body: RenderableType
+    body: RenderableType = Group(numbers, Rule(style="dim"), sample_block(view.sample, inner, NARROW_SAMPLE_LINES))
     if width >= SIDE_BY_SIDE_COLUMNS:
         half = inner // 2
-        sides = Table.grid(padding=(0, 2), expand=True)
-        sides.add_column(width=half - 2)
-        sides.add_column(width=inner - half)
-        sides.add_row(numbers, sample_block(view.sample, inner - half, max(numbers.row_count - 2, NARROW_SAMPLE_LINES)))
-        body = sides
-    else:
-        body = Group(numbers, Rule(style="dim"), sample_block(view.sample, inner, NARROW_SAMPLE_LINES))
-    return Panel(
-        Group(progress_line(view, inner), Text(), body),
-        title=Text(view.title, style="bold"),
-        title_align="left",
-        border_style="dim",
-        width=width,
-    )
+        body = Table.grid(padding=(0, 2), expand=True)
+        body.add_column(width=half - 2)
+        body.add_column(width=inner - half)
+        lines = max(numbers.row_count - 2, NARROW_SAMPLE_LINES)
+        body.add_row(numbers, sample_block(view.sample, inner - half, lines))
+    whole = Group(progress_line(view, inner), Text(), body)
+    return Panel(whole, title=Text(view.title, style="bold"), title_align="left", border_style="dim", width=width)
 
 
 def progress_line(view: View, width: int) -> RenderableType:
     """Step of total, a bar, time so far and time left."""
-    step = view.rows[-1]["step"] if view.rows else 0
-    elapsed = (number(view.rows[-1], "seconds_elapsed") or 0.0) if view.rows else 0.0
+    last: Row = view.rows[-1] if view.rows else {"step": 0}
+    step, elapsed = last["step"], number(last, "seconds_elapsed") or 0.0
     left = seconds_left(view.rows, view.total)
-    remaining = None if left is None else max(left - view.waited, 0.0)
     if not view.rows:
         told = "validating before the first step"
     elif view.total and step >= view.total:
         told = f"done in {clock(elapsed)}"
     else:
-        told = f"{clock(elapsed + view.waited)}, {clock(remaining)} left"
+        told = f"{clock(elapsed + view.waited)}, {clock(None if left is None else max(left - view.waited, 0.0))} left"
     line = Table.grid(padding=(0, 2), expand=True)
     line.add_column(no_wrap=True)
     line.add_column(ratio=1)
@@ -249,60 +251,29 @@ def progress_line(view: View, width: int) -> RenderableType:
     return line
 
 
-def number_grid(rows: Sequence[Row]) -> Table:
-    """A line for each group of numbers that the rows have."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    for label, value in number_lines(rows):
-        grid.add_row(label, value)
-    return grid
-
-
 def number_lines(rows: Sequence[Row]) -> list[tuple[str, Text]]:
     """Label and text of each line of the panel, from the last row that has training metrics."""
     row = next((row for row in reversed(rows) if number(row, "seconds_train") or other_numbers(row)), {})
-    groups: list[tuple[str, Sequence[tuple[str, str, str]]]] = [
-        ("reward", (("reward", "{:.3f}", ""), ("format_reward", "{:.3f}", "format"), ("accuracy", "{:.3f}", "answer"))),
-        ("entropy", (("entropy", "{:.3f} nats per token", ""),)),
-        (
-            "length",
-            (
-                ("length", "{:.0f} tokens", ""),
-                ("length_correct", "{:.0f}", "right"),
-                ("length_incorrect", "{:.0f}", "wrong"),
-            ),
-        ),
-        ("cut off", (("truncated", "{:.1%}", ""),)),
-        ("gradient", (("grad_norm", "{:.3g}", ""),)),
-        (
-            "tokens/s",
-            (("rollout_tokens_per_second", "{:.0f}", "sampling"), ("train_tokens_per_second", "{:.0f}", "training")),
-        ),
-    ]
-    lines = validation_line(rows) + accuracy_line(rows)
-    for label, metrics in groups:
-        parts = [
-            (f"{name} " if name else "") + form.format(value)
-            for metric, form, name in metrics
-            if (value := number(row, metric)) is not None
-        ]
-        if parts:
+    lines = []
+    if measured := [(row["step"], each) for row in rows if (each := estimate(row, "validation_accuracy"))]:
+        lines.append(("held-out", held_out_text(measured)))
+    if course := [value for row in rows if (value := number(row, "accuracy")) is not None]:
+        now = Text(f"{course[-1]:.1%}", style="bold").append("  " + sparkline(course), style="not bold cyan")
+        lines.append(("training", now))
+    for label, metrics in PANEL_METRICS.items():
+        found = [(form, number(row, metric)) for metric, form in metrics.items()]
+        if parts := [form.format(value) for form, value in found if value is not None]:
             lines.append((label, Text("   ".join(parts))))
-    told = {metric for _, metrics in groups for metric, _, _ in metrics}
-    if others := [f"{name} {value:.3g}" for name, value in other_numbers(row) if name not in told]:
+    known = {metric for metrics in PANEL_METRICS.values() for metric in metrics}
+    if others := [f"{name} {value:.3g}" for name, value in other_numbers(row) if name not in known]:
         # Beside the known numbers the others get one line, so that the panel's height does not jump with their width.
-        lines.append(
-            ("also", Text("   ".join(others), style="dim", no_wrap=len(lines) >= FEW_METRICS, overflow="ellipsis"))
-        )
+        also = Text("   ".join(others), style="dim", no_wrap=len(lines) >= FEW_METRICS, overflow="ellipsis")
+        lines.append(("also", also))
     return lines
 
 
-def validation_line(rows: Sequence[Row]) -> list[tuple[str, Text]]:
+def held_out_text(measured: Sequence[tuple[int, Estimate]]) -> Text:
     """The last held-out accuracy with its interval, and the first."""
-    measured = [(row["step"], each) for row in rows if (each := estimate(row, "validation_accuracy"))]
-    if not measured:
-        return []
     step, last = measured[-1]
     text = Text(f"{last.value:.1%}", style="bold green")
     if last.low is not None and last.high is not None:
@@ -310,17 +281,7 @@ def validation_line(rows: Sequence[Row]) -> list[tuple[str, Text]]:
     text.append(f" at step {step}", style="not bold dim")
     if len(measured) > 1:
         text.append(f", {measured[0][1].value:.1%} before", style="not bold dim")
-    return [("held-out", text)]
-
-
-def accuracy_line(rows: Sequence[Row]) -> list[tuple[str, Text]]:
-    """The training accuracy now, and its course."""
-    values = [value for row in rows if (value := number(row, "accuracy")) is not None]
-    if not values:
-        return []
-    return [
-        ("training", Text(f"{values[-1]:.1%}", style="bold").append("  " + sparkline(values), style="not bold cyan"))
-    ]
+    return text
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -336,7 +297,7 @@ def sample_block(sample: Response | None, width: int, lines: int) -> RenderableT
     """The last sampled answer in exactly `lines` + 2 lines: of a longer one its end, where the answer stands."""
     if sample is None:
         return Text("no answer sampled yet" + "\n" * (lines + 1), style="dim")
-    verdict = Text("right" if sample.correct else "wrong", style="bold green" if sample.correct else "bold red")
+    verdict = ("right", "bold green") if sample.correct else ("wrong", "bold red")
     head = Text.assemble(("last answer: ", "dim"), verdict, (f", reward {sample.reward:g}", "dim"))
     question = Text(" ".join(visible(sample.question).split()), style="italic", no_wrap=True, overflow="ellipsis")
     question.truncate(width, overflow="ellipsis")
@@ -376,7 +337,7 @@ def print_pair(console: Console, pair: Pair) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column()
     for name, response in (("before", pair.before), ("after", pair.after)):
-        verdict = Text("right", style="green") if response.correct else Text("wrong", style="red")
+        verdict = ("right", "green") if response.correct else ("wrong", "red")
         grid.add_row(Text.assemble((f"{name} ", "dim"), verdict), Text(ending(response.text)))
     console.print(grid)
     console.print()
@@ -390,11 +351,8 @@ def ending(text: str) -> str:
 
 def whereabouts(run: Run) -> list[str]:
     """Where the report, the figures and the last checkpoint lie, as far as they are there."""
-    places = [
-        ("report", run.path / "report.html"),
-        ("figures", run.path / "figures"),
-        ("checkpoint", last_checkpoint(run)),
-    ]
+    page, figures = run.path / "report.html", run.path / "figures"
+    places = (("report", page), ("figures", figures), ("checkpoint", last_checkpoint(run)))
     return [f"{name:10}  {place}" for name, place in places if place is not None and place.exists()]
 
 
