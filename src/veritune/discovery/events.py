@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from veritune.core.errors import ConfigError, DataError
@@ -66,7 +65,8 @@ class EventLog:
         self._file.truncate(data.rfind(b"\n") + 1)
         self.events = _parse(data, path)
         self._secrets = [json.dumps(secret)[1:-1].encode() for secret in secrets]
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while an event depends on what the log says."""
         self._elapsed_before = self.events[-1]["elapsed"] if self.events else 0.0
         self._opened = time.monotonic()
 
@@ -76,7 +76,7 @@ class EventLog:
 
     def append(self, event_type: str, **fields: Any) -> None:
         """Writes one event; on return it is on the disk."""
-        with self._lock:
+        with self.lock:
             event = {"type": event_type, "time": time.time(), "elapsed": self.elapsed(), **fields}
             line = json.dumps(event).encode()
             for secret in self._secrets:
@@ -86,17 +86,8 @@ class EventLog:
             os.fsync(self._file.fileno())
             self.events.append(json.loads(line))
 
-    def locked(self) -> threading.RLock:
-        """Held while an event depends on what the log says."""
-        return self._lock
-
-    def close(self) -> None:
-        self._file.close()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,9 +42,22 @@ class Attempt:
     """From the request to its answer."""
 
     @property
+    def is_open(self) -> bool:
+        """Whether it waits for its answer."""
+        return self.answer is None and self.failure is None
+
+    @property
     def score(self) -> int | None:
         """The score of a valid candidate, else None."""
         return self.verdict.score if self.verdict is not None and self.verdict.valid else None
+
+
+_TOLD = {
+    "request": ("id", "round", "island", "sample", "messages"),
+    "answer": ("answer", "finish_reason", "prompt_tokens", "completion_tokens", "cost", "seconds"),
+    "verdict": ("program", "candidate", "sandbox"),
+}
+"""The fields of an attempt that an event holds under the same name."""
 
 
 def attempts(events: Sequence[Event]) -> dict[str, Attempt]:
@@ -52,32 +65,24 @@ def attempts(events: Sequence[Event]) -> dict[str, Attempt]:
     found: dict[str, Attempt] = {}
     judged: dict[str, Attempt] = {}
     for event in events:
-        kind = event["type"]
-        if kind == "request":
-            fields = {name: event[name] for name in ("id", "round", "island", "sample", "messages")}
-            found[event["id"]] = Attempt(**fields)
-        elif kind == "answer":
-            names = ("answer", "finish_reason", "prompt_tokens", "completion_tokens", "cost", "seconds")
-            found[event["id"]] = replace(found[event["id"]], **{name: event[name] for name in names})
-        elif kind == "failure":
-            found[event["id"]] = replace(found[event["id"]], failure=event["error"])
-        elif kind == "verdict":
-            attempt = found.pop(event["id"])
-            verdict = Verdict(event["valid"], event["score"], event["message"])
-            fields = {name: event[name] for name in ("program", "candidate", "sandbox")}
-            judged[event["id"]] = replace(attempt, verdict=verdict, **fields)
+        told = {name: event[name] for name in _TOLD.get(event["type"], ())}
+        match event["type"]:
+            case "request":
+                found[event["id"]] = Attempt(**told)
+            case "answer":
+                found[event["id"]] = replace(found[event["id"]], **told)
+            case "failure":
+                found[event["id"]] = replace(found[event["id"]], failure=event["error"])
+            case "verdict":
+                verdict = Verdict(event["valid"], event["score"], event["message"])
+                judged[event["id"]] = replace(found.pop(event["id"]), verdict=verdict, **told)
     return judged | found
 
 
-def best(candidates: Sequence[Attempt], problem: Problem) -> Attempt | None:
+def best(candidates: Iterable[Attempt], problem: Problem) -> Attempt | None:
     """The valid attempt with the best score, the first of equals."""
-    leader: Attempt | None = None
-    for attempt in candidates:
-        if attempt.score is not None and (
-            leader is None or leader.score is None or problem.better(attempt.score, leader.score)
-        ):
-            leader = attempt
-    return leader
+    valid = [(attempt.score, attempt) for attempt in candidates if attempt.score is not None]
+    return max(valid, key=lambda each: problem.rank(each[0]), default=(0, None))[1]
 
 
 def parent_of(
@@ -86,9 +91,9 @@ def parent_of(
     """The program that the prompt of `island` shows: none, the best of all, or one of the island's by score."""
     if "islands" in config.strategy:
         population = _population(past, problem, config, round_index, island)
-        ranked = sorted(population, key=lambda a: a.score or 0, reverse=problem.goal == "maximize")
-        if not ranked:
+        if not population:
             return None
+        ranked = sorted(population, key=lambda attempt: problem.rank(attempt.score or 0), reverse=True)
         draw = random.Random(f"{config.seed} parent {round_index} {island}")
         return draw.choices(ranked, weights=[1 / (rank + 1) ** 2 for rank in range(len(ranked))])[0]
     return best(past, problem) if "refine" in config.strategy else None

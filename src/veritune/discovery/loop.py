@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -94,16 +96,9 @@ class _Run:
 def _begin(log: EventLog, config: DiscoverConfig, problem: Problem, level: SandboxLevel) -> None:
     settings = {name: _plain(value) for name, value in flat_values(config).items()}
     if not log.events:
+        facts = ("name", "dimension", "statement", "goal", "bound", "bound_source")
         known = None if problem.best_known is None else dataclasses.asdict(problem.best_known)
-        described = {
-            "name": problem.name,
-            "dimension": problem.dimension,
-            "statement": problem.statement,
-            "goal": problem.goal,
-            "bound": problem.bound,
-            "bound_source": problem.bound_source,
-            "best_known": known,
-        }
+        described = {name: getattr(problem, name) for name in facts} | {"best_known": known}
         log.append("start", config=settings, problem=described, sandbox=str(level), missing_layers=level.missing)
         return
     first = log.events[0]["config"]
@@ -140,8 +135,8 @@ def _run_rounds(run: _Run) -> str:
 
 
 def _good_enough(score: int, run: _Run) -> bool:
-    targets = [run.problem.bound] + ([] if run.config.stop_at_score is None else [run.config.stop_at_score])
-    return any(not run.problem.better(target, score) for target in targets)
+    targets = (run.problem.bound, run.config.stop_at_score)
+    return any(target is not None and not run.problem.better(target, score) for target in targets)
 
 
 def _seconds_left(run: _Run) -> float:
@@ -167,27 +162,21 @@ def _spent_budget(run: _Run) -> str:
 def _play(run: _Run, past: Sequence[Attempt], round_index: int, island: int, sample: int) -> None:
     """One sample from request to verdict, each step only where the log does not hold it yet."""
     attempt_id = f"r{round_index}-i{island}-s{sample}"
-    known = attempts(list(run.log.events)).get(attempt_id)
-    if known is not None and (known.verdict is not None or known.failure is not None):
-        return
-    answer = known.answer if known is not None else None
-    finish_reason = known.finish_reason if known is not None else None
-    if answer is None:
-        if _spent_budget(run):
-            return
-        reply = _ask(run, past, round_index, island, sample, attempt_id)
-        if reply is None:
-            return
-        answer, finish_reason = reply
-    program = extract_program(answer)
-    evaluation = _evaluate(run, program, finish_reason)
-    _log_verdict(run, attempt_id, program, evaluation)
+
+    def known() -> Attempt | None:
+        return attempts(list(run.log.events)).get(attempt_id)
+
+    attempt = known()
+    if (attempt is None or attempt.is_open) and not _spent_budget(run):
+        _ask(run, past, round_index, island, sample, attempt_id)
+        attempt = known()
+    if attempt is not None and attempt.answer is not None and attempt.verdict is None:
+        program = extract_program(attempt.answer)
+        _log_verdict(run, attempt_id, program, _evaluate(run, program, attempt.finish_reason))
 
 
-def _ask(
-    run: _Run, past: Sequence[Attempt], round_index: int, island: int, sample: int, attempt_id: str
-) -> tuple[str, str] | None:
-    """(answer, finish reason), once it is in the log; None where no answer came."""
+def _ask(run: _Run, past: Sequence[Attempt], round_index: int, island: int, sample: int, attempt_id: str) -> None:
+    """One request; its answer, or the failure after all retries, is in the log when this returns."""
     config, log = run.config, run.log
     parent = parent_of(past, run.problem, config, round_index, island)
     messages = build_messages(run.problem, config, parent, last_of(past, run.problem, config, island))
@@ -201,19 +190,9 @@ def _ask(
         if _seconds_left(run) > 0:  # else the budget broke it off, and a resumed run asks again
             log.append("failure", id=attempt_id, error=str(error))
             run.notify(f"{attempt_id}: no answer: {error}")
-        return None
+        return
     cost = (answer.prompt_tokens * config.input_price + answer.completion_tokens * config.output_price) / 1e6
-    log.append(
-        "answer",
-        id=attempt_id,
-        answer=answer.text,
-        finish_reason=answer.finish_reason,
-        prompt_tokens=answer.prompt_tokens,
-        completion_tokens=answer.completion_tokens,
-        cost=cost,
-        seconds=time.monotonic() - started,
-    )
-    return answer.text, answer.finish_reason
+    log.append("answer", id=attempt_id, **dataclasses.asdict(answer), cost=cost, seconds=time.monotonic() - started)
 
 
 def _evaluate(run: _Run, program: str | None, finish_reason: str | None) -> Evaluation:
@@ -235,22 +214,12 @@ def _log_verdict(run: _Run, attempt_id: str, program: str | None, evaluation: Ev
     verdict = evaluation.verdict
     last_line = verdict.message.strip().rpartition("\n")[2]
     run.notify(f"{attempt_id}: score {verdict.score}" if verdict.valid else f"{attempt_id}: refused: {last_line}")
-    with run.log.locked():
-        leader = best(list(attempts(run.log.events).values()), run.problem)
-        leads = verdict.valid and (
-            leader is None or leader.score is None or run.problem.better(verdict.score, leader.score)
-        )
-        run.log.append(
-            "verdict",
-            id=attempt_id,
-            program=program,
-            valid=verdict.valid,
-            score=verdict.score,
-            message=verdict.message,
-            sandbox=evaluation.sandbox,
-            program_seconds=evaluation.seconds,
-            candidate=evaluation.points if leads else None,
-        )
+    with run.log.lock:
+        leader = best(attempts(run.log.events).values(), run.problem)
+        leads = verdict.valid and run.problem.better(verdict.score, leader.score if leader else None)
+        told = {"program": program, "sandbox": evaluation.sandbox, "program_seconds": evaluation.seconds}
+        candidate = evaluation.points if leads else None
+        run.log.append("verdict", id=attempt_id, **dataclasses.asdict(verdict), **told, candidate=candidate)
 
 
 def _in_daemon_threads(jobs: Sequence[Callable[[], None]], workers: int) -> None:
@@ -258,29 +227,28 @@ def _in_daemon_threads(jobs: Sequence[Callable[[], None]], workers: int) -> None
 
     Daemon threads, so that an interrupt need not wait for a server that does not answer.
     """
-    waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    waiting = collections.deque(jobs)
     finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    stopped = threading.Event()
-    for job in jobs:
-        waiting.put(job)
 
     def work() -> None:
-        while not stopped.is_set():
-            try:
-                waiting.get_nowait()()
-            except queue.Empty:
-                return
-            except BaseException as error:  # raised again in the main thread
-                finished.put(error)
-            else:
-                finished.put(None)
+        with contextlib.suppress(IndexError):
+            while True:
+                job = waiting.popleft()
+                finished.put(_error_of(job))
 
     for _ in range(min(workers, len(jobs))):
         threading.Thread(target=work, daemon=True).start()
     try:
         for _ in jobs:
-            error = finished.get()
-            if error is not None:
+            if (error := finished.get()) is not None:
                 raise error
     finally:
-        stopped.set()
+        waiting.clear()
+
+
+def _error_of(job: Callable[[], None]) -> BaseException | None:
+    try:
+        job()
+    except BaseException as error:  # raised again in the main thread
+        return error
+    return None

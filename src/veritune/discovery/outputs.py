@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,10 +13,10 @@ from typing import Any
 from veritune.core.errors import DataError
 from veritune.discovery.events import Event, read_events
 from veritune.discovery.history import Attempt, attempts, best
-from veritune.discovery.problem import Problem, Verdict
+from veritune.discovery.problem import Problem
 from veritune.discovery.problems import build_problem
 from veritune.discovery.prompts import extract_program
-from veritune.discovery.report import draw_scores, report_text
+from veritune.discovery.report import draw_scores, report_text, rounds_of
 
 CONVERSATION_FILE = "conversation_log.json"
 _RETURNS_A_TUPLE = re.compile(
@@ -52,12 +53,15 @@ def write_outputs(folder: Path) -> None:
     problem = build_problem(described["name"], described["dimension"])
     played = list(attempts(events).values())
     leader = best(played, problem)
+    rounds = rounds_of(played, problem)
+    figure = draw_scores(rounds, problem)
     _write(folder / CONVERSATION_FILE, json.dumps(_conversation(events, played, leader), indent=1))
     if leader is not None and leader.program is not None:
         _write(folder / "best_program.py", scored_by_evaluators(leader.program, problem))
         _write(folder / "best_points.json", json.dumps(leader.candidate))
-    figure = draw_scores(folder / "score_by_round.png", played, problem)
-    _write(folder / "report.md", report_text(events, played, leader, problem, figure))
+    if figure is not None:
+        _write(folder / "score_by_round.png", figure)
+    _write(folder / "report.md", report_text(events, played, rounds, problem, figure is not None))
 
 
 def scored_by_evaluators(program: str, problem: Problem) -> str:
@@ -82,51 +86,26 @@ def _conversation(events: Sequence[Event], played: Sequence[Attempt], leader: At
 
 
 def _exchange(attempt: Attempt) -> dict[str, Any]:
-    verdict = attempt.verdict
-    return {
-        "id": attempt.id,
-        "round": attempt.round,
-        "island": attempt.island,
-        "sample": attempt.sample,
-        "messages": attempt.messages,
-        "answer": attempt.answer,
-        "finish_reason": attempt.finish_reason,
-        "failure": attempt.failure,
-        "program": attempt.program,
-        "verdict": None
-        if verdict is None
-        else {"valid": verdict.valid, "score": verdict.score, "message": verdict.message, "sandbox": attempt.sandbox},
-        "prompt_tokens": attempt.prompt_tokens,
-        "completion_tokens": attempt.completion_tokens,
-        "cost": attempt.cost,
-        "seconds": attempt.seconds,
-    }
+    fields = dataclasses.asdict(dataclasses.replace(attempt, candidate=None))
+    del fields["candidate"]
+    sandbox = fields.pop("sandbox")
+    return fields | {"verdict": fields["verdict"] and {**fields["verdict"], "sandbox": sandbox}}
 
 
 def replay_conversation(path: Path) -> tuple[str, int] | None:
     """(program, score) of the best exchange in a `conversation_log.json`, read anew from its answers and verdicts."""
     log = json.loads(path.read_text())
-    problem: Problem = build_problem(log["problem"]["name"], log["problem"]["dimension"])
-    replayed = []
-    for exchange in log["exchanges"]:
-        if exchange["answer"] is not None and exchange["verdict"] is not None:
-            told = exchange["verdict"]
-            replayed.append(
-                Attempt(
-                    id=exchange["id"],
-                    round=exchange["round"],
-                    island=exchange["island"],
-                    sample=exchange["sample"],
-                    messages=exchange["messages"],
-                    program=extract_program(exchange["answer"]),
-                    verdict=Verdict(told["valid"], told["score"], told["message"]),
-                )
-            )
-    leader = best(replayed, problem)
-    return None if leader is None or leader.program is None or leader.score is None else (leader.program, leader.score)
+    problem = build_problem(log["problem"]["name"], log["problem"]["dimension"])
+    found = [
+        (program, exchange["verdict"]["score"])
+        for exchange in log["exchanges"]
+        if exchange["verdict"] and exchange["verdict"]["valid"] and (program := extract_program(exchange["answer"]))
+    ]
+    return max(found, key=lambda each: problem.rank(each[1]), default=None)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: str | bytes) -> None:
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+    aside.write_bytes(data)
     os.replace(aside, path)

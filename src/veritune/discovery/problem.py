@@ -73,9 +73,13 @@ class Problem:
     check: Callable[[list[Any]], tuple[int, str]]
     """Score and message of what was read; raises CandidateFault."""
 
-    def better(self, score: int, other: int) -> bool:
-        """Whether `score` beats `other`; ties do not."""
-        return score > other if self.goal == "maximize" else score < other
+    def rank(self, score: int) -> int:
+        """A number that grows with how good `score` is."""
+        return score if self.goal == "maximize" else -score
+
+    def better(self, score: int, other: int | None) -> bool:
+        """Whether `score` beats `other`, as any score beats None; ties do not."""
+        return other is None or self.rank(score) > self.rank(other)
 
     def verify(self, candidate: Any) -> Verdict:
         """Exact and total: any JSON value or NumPy array gets a verdict, none raises."""

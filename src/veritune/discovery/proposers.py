@@ -20,12 +20,9 @@ _SEARCH_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a proposer wrote.
+    """What a proposer wrote."""
 
-    >>> Answer("Use the roots of D11: ...", "stop", prompt_tokens=900, completion_tokens=1200)
-    """
-
-    text: str
+    answer: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
@@ -111,7 +108,7 @@ def _answer(answer: Any) -> Answer:
     choice = require_type(answer["choices"], list)[0]
     usage = answer.get("usage")
     return Answer(
-        text=require_type(choice["message"]["content"], str, type(None)) or "",
+        answer=require_type(choice["message"]["content"], str, type(None)) or "",
         finish_reason=str(require_type(choice.get("finish_reason"), str, type(None))),
         prompt_tokens=_count(usage, "prompt_tokens"),
         completion_tokens=_count(usage, "completion_tokens"),

@@ -36,14 +36,11 @@ REQUIRED_LAYERS = ("limits", "landlock", "seccomp")
 _CHILD_SCRIPT = Path(__file__).with_name("sandbox_child.py")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _SYSTEM_PATHS = (
-    "/lib",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/etc/ld.so.cache",
-    "/usr/share/zoneinfo",
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"),
+    *("/etc/ld.so.cache", "/usr/share/zoneinfo"),
 )
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""The environment that keeps NumPy's libraries to one core."""
 _CHUNK_BYTES = 1 << 16
 _POLL_SECONDS = 0.05
 _SHOWN_OUTPUT_BYTES = 1000
@@ -116,20 +113,32 @@ def run_program(source: str, limits: Limits, level: SandboxLevel) -> ProgramResu
     Whatever the program does, this returns within `limits.seconds` and about a second more, nothing of the program
     keeps running, and its scratch folder is gone.
     """
-    return _run(source, limits, level.layers)
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        scratch = os.path.realpath(tempfile.mkdtemp(prefix="veritune-scratch-"))
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        read_end, write_end = os.pipe()
+        reader, writer = stack.enter_context(open(read_end, "rb")), stack.enter_context(open(write_end, "wb"))
+        with tempfile.TemporaryFile() as job:
+            job.write(json.dumps(_job(source, limits, level.layers, scratch, writer.fileno())).encode())
+            job.seek(0)
+            process = _start(job, level.layers, scratch, writer.fileno())
+        stack.callback(_kill, process)
+        writer.close()
+        result, printed, fault = _collect(process, reader.fileno(), limits, scratch)
+    candidate, error = (None, fault) if fault else _parse(result, printed, process.returncode, level.layers)
+    answer = b"" if error else result.partition(b"\n")[2]
+    return ProgramResult(candidate, error, time.monotonic() - started, str(level), answer)
 
 
 @functools.cache
 def probe_sandbox() -> SandboxLevel:
     """Tries each layer alone, on programs that attempt what the layer must prevent. Runs once for each process."""
-    with tempfile.TemporaryDirectory(prefix="veritune-probe-") as outside:
+    with tempfile.TemporaryDirectory(prefix="veritune-probe-") as outside, ThreadPoolExecutor(len(LAYERS)) as pool:
         Path(outside, "sentinel").write_text("outside of the scratch folder")
-        with ThreadPoolExecutor(len(LAYERS)) as pool:
-            faults = dict(zip(LAYERS, pool.map(lambda layer: _layer_fault(layer, outside), LAYERS), strict=True))
-    return SandboxLevel(
-        tuple(layer for layer in LAYERS if not faults[layer]),
-        {layer: fault for layer, fault in faults.items() if fault},
-    )
+        faults = dict(zip(LAYERS, pool.map(lambda layer: _layer_fault(layer, outside), LAYERS), strict=True))
+    missing = {layer: fault for layer, fault in faults.items() if fault}
+    return SandboxLevel(tuple(layer for layer in LAYERS if layer not in missing), missing)
 
 
 _PROBED_MEMORY_MB = 1024
@@ -178,35 +187,11 @@ def _layer_fault(layer: str, outside: str) -> str:
         "ATTEMPTS": _FORBIDDEN_ATTEMPTS[layer],
     }
     source = "".join(f"{name} = {value!r}\n" for name, value in settings.items()) + _PROBE_PROGRAM
-    result = _run(source, Limits(seconds=20.0, memory_mb=_PROBED_MEMORY_MB, output_mb=1), (layer,))
+    limits = Limits(seconds=20.0, memory_mb=_PROBED_MEMORY_MB, output_mb=1)
+    result = run_program(source, limits, SandboxLevel((layer,), {}))
     if result.error:
         return result.error.strip().splitlines()[-1]
     return f"it did not prevent: {', '.join(map(str, result.candidate))}" if result.candidate else ""
-
-
-def _run(source: str, limits: Limits, layers: tuple[str, ...]) -> ProgramResult:
-    started = time.monotonic()
-    scratch = os.path.realpath(tempfile.mkdtemp(prefix="veritune-scratch-"))
-    result_reader, result_writer = os.pipe()
-    try:
-        with tempfile.TemporaryFile() as job:
-            job.write(json.dumps(_job(source, limits, layers, scratch, result_writer)).encode())
-            job.seek(0)
-            process = _start(job, layers, scratch, result_writer)
-        os.close(result_writer)
-        result_writer = -1
-        try:
-            result, printed, fault = _collect(process, result_reader, limits, scratch)
-        finally:
-            _kill(process)
-    finally:
-        for descriptor in (result_reader, result_writer):
-            if descriptor >= 0:
-                os.close(descriptor)
-        shutil.rmtree(scratch, ignore_errors=True)
-    candidate, error = (None, fault) if fault else _parse(result, printed, process.returncode, layers)
-    answer = b"" if error else result.partition(b"\n")[2]
-    return ProgramResult(candidate, error, time.monotonic() - started, "+".join(layers) or "none", answer)
 
 
 def _job(source: str, limits: Limits, layers: tuple[str, ...], scratch: str, result_pipe: int) -> dict[str, Any]:
@@ -249,14 +234,7 @@ def _readable_paths() -> list[str]:
 
 
 def _start(job: IO[bytes], layers: tuple[str, ...], scratch: str, result_pipe: int) -> subprocess.Popen[bytes]:
-    environment = {
-        "HOME": scratch,
-        "TMPDIR": scratch,
-        "LANG": "C.UTF-8",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-    }
+    environment = {"HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8"} | ONE_THREAD
     command = [sys.executable, "-I", "-B", str(_CHILD_SCRIPT)]
     if "bubblewrap" in layers:
         command = _bubblewrap(scratch) + command

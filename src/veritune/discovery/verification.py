@@ -20,11 +20,11 @@ from typing import Any
 from veritune.core.config import require
 from veritune.discovery.problem import Judgement, Problem, Verdict
 from veritune.discovery.problems import build_problem
+from veritune.discovery.sandbox import ONE_THREAD
 
 _PROGRAM = "from veritune.discovery.verification import main; main()"
 _PATIENCE_SECONDS = 60.0
 """How long beyond its limit a worker may take, to start and to hand over its verdict."""
-_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def judge_apart(problem: Problem, text: bytes, limits: VerificationLimits) -> Ju
             input=text,
             capture_output=True,
             timeout=limits.seconds + _PATIENCE_SECONDS,
-            env=os.environ | _ONE_THREAD | {"PYTHONPATH": import_path},
+            env=os.environ | ONE_THREAD | {"PYTHONPATH": import_path},
             start_new_session=True,  # Ctrl-C must not end it: what it cut short would pass for a verdict
         )
         returncode = worker.returncode
