@@ -437,7 +437,7 @@ def test_the_run_folder_is_nobody_elses(tmp_path: Path) -> None:
 
 
 def test_a_verification_past_its_limit_costs_its_sample_and_not_the_run(tmp_path: Path) -> None:
-    endless = "import numpy as np\npoints = np.random.default_rng(1).integers(-2**62, 2**62, (9000, 24))\n"
+    endless = "import numpy as np\npoints = np.random.default_rng(1).integers(-2**62, 2**62, (30_000, 24))\n"
     with ScriptedEndpoint(
         [answers(fenced(endless)), answers(fenced("points = [[2] + [0] * 23, [-2] + [0] * 23]\n"))]
     ) as endpoint:

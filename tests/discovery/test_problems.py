@@ -215,11 +215,12 @@ def test_the_minimum_distance_is_that_of_plain_arithmetic(data) -> None:
     assert minimum_squared_distance(points) == brute_force(points)
 
 
-def test_blocks_do_not_change_the_minimum(monkeypatch) -> None:
+def test_small_tiles_do_not_change_the_minimum_of_large_coordinates(monkeypatch) -> None:
     draw = random.Random(5)
     points = [[draw.randrange(-(2**50), 2**50) for _ in range(3)] for _ in range(60)]
     points[59] = [x + 1 for x in points[31]]
-    monkeypatch.setattr("veritune.discovery.distances._BLOCK_ELEMENTS", 500)
+    monkeypatch.setattr("veritune.discovery.distances._TILE_ROWS", 7)
+    monkeypatch.setattr("veritune.discovery.distances._TILE_COLUMNS", 5)
     assert minimum_squared_distance(points) == (3, 31, 59) == brute_force(points)
 
 
@@ -234,6 +235,14 @@ def test_tiles_do_not_change_the_minimum_or_its_first_pair(shape, monkeypatch) -
         expected = brute_force(points)
         assert minimum_squared_distance(points) == expected
         assert minimum_squared_distance(scaled(points, 6**90)) == (expected[0] * 36**90, *expected[1:])
+
+
+def test_a_difference_below_the_rounding_decides() -> None:
+    """Two crowds far apart: in float64 every distance within them is 0 or noise, and the last bit decides."""
+    far = 2**200
+    points = [[offset + 3 * k, offset + k % 2] for offset in (0, far) for k in range(20)]
+    points[33] = [far + 3 * 12 + 2, far]  # 2 to the right of point 32; all others are sqrt(10) or more apart
+    assert minimum_squared_distance(points) == brute_force(points) == (4, 32, 33)
 
 
 def test_593_points_of_43_bits_are_quick() -> None:

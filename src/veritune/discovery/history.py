@@ -16,10 +16,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One request and what came of it; fields are None until their event is in the log.
-
-    >>> Attempt("r3-i0-s1", 3, 0, 1, messages=[{"role": "user", "content": "Find ..."}])
-    """
+    """One request and what came of it; fields are None until their event is in the log."""
 
     id: str
     round: int

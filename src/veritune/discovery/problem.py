@@ -20,10 +20,7 @@ _SHOWN_CHARACTERS = 40
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an exact verifier says of one candidate.
-
-    >>> Verdict(valid=True, score=582, message="582 points; minimum squared distance 4 >= maximum squared norm 4")
-    """
+    """What an exact verifier says of one candidate."""
 
     valid: bool
     score: int
@@ -41,10 +38,7 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BestKnown:
-    """The best value in the literature.
-
-    >>> BestKnown(593, "2025", "AlphaEvolve (Google DeepMind)")
-    """
+    """The best value in the literature, such as 593, "2025", "AlphaEvolve (Google DeepMind)"."""
 
     value: int
     date: str
@@ -80,6 +74,10 @@ class Problem:
     def better(self, score: int, other: int | None) -> bool:
         """Whether `score` beats `other`, as any score beats None; ties do not."""
         return other is None or self.rank(score) > self.rank(other)
+
+    def better_of(self, score: int, other: int) -> int:
+        """The better one of two scores."""
+        return max(score, other, key=self.rank)
 
     def verify(self, candidate: Any) -> Verdict:
         """Exact and total: any JSON value or NumPy array gets a verdict, none raises."""

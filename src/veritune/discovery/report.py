@@ -51,7 +51,7 @@ def draw_scores(rounds: Sequence[Round], problem: Problem) -> bytes | None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    so_far = list(accumulate(scores.values(), lambda one, other: max(one, other, key=problem.rank)))
+    so_far: list[int] = list(accumulate(scores.values(), problem.better_of))
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.step(list(scores), so_far, where="post", label="best so far")

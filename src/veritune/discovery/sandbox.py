@@ -53,10 +53,7 @@ _MAX_LISTS = 2_100_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one candidate program may use.
-
-    >>> Limits(seconds=60.0, memory_mb=2048, output_mb=32)
-    """
+    """What one candidate program may use."""
 
     seconds: float = 60.0
     """Wall-clock time; CPU time is bounded by the same."""
@@ -67,10 +64,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxLevel:
-    """Which layers hold on this machine, and why the others don't.
-
-    >>> SandboxLevel(("limits", "landlock", "seccomp"), {"bubblewrap": "bwrap is not installed"})
-    """
+    """Which layers hold on this machine, and why the others don't, such as {"bubblewrap": "bwrap is not installed"}."""
 
     layers: tuple[str, ...]
     missing: dict[str, str]
@@ -81,10 +75,7 @@ class SandboxLevel:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """What a candidate program left behind.
-
-    >>> ProgramResult(candidate=[[2, 0], [-2, 0]], error="", seconds=0.08, sandbox="limits+landlock+seccomp")
-    """
+    """What a candidate program left behind."""
 
     candidate: Any
     """JSON data, unverified; None where `error` says why there is none."""

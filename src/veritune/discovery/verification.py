@@ -29,10 +29,7 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class VerificationLimits:
-    """What the verification of one candidate may use.
-
-    >>> VerificationLimits(seconds=120.0, memory_mb=4096)
-    """
+    """What the verification of one candidate may use."""
 
     seconds: float = 120.0
     memory_mb: int = 4096

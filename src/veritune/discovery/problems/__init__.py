@@ -5,10 +5,14 @@ A name may carry further sizes of its family after a colon: `covering_design:6,5
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
 import re
+import tomllib
+from pathlib import Path
+from typing import Any
 
 from veritune.core.errors import ConfigError
 from veritune.discovery.problem import Problem
@@ -17,6 +21,22 @@ from veritune.discovery.problem import Problem
 def problem_names() -> list[str]:
     """The families that can be built, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+@functools.cache
+def _literature() -> dict[str, dict[str, dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))
+
+
+def literature(family: str, size: int | str) -> dict[str, Any]:
+    """What known.toml says of a family's problem of this size; empty where it says nothing."""
+    return _literature()[family].get(str(size), {})
+
+
+def require_size(family: str, dimension: int, smallest: int, largest: int) -> None:
+    """Refuse a dimension that the family does not have."""
+    if not smallest <= dimension <= largest:
+        raise ConfigError(f"dimension is {dimension}; for {family} it must lie between {smallest} and {largest}")
 
 
 def build_problem(name: str, dimension: int) -> Problem:

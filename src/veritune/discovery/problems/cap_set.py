@@ -6,30 +6,20 @@ from functools import partial
 
 import numpy as np
 
-from veritune.core.errors import ConfigError
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, first_duplicates, integer_rows
+from veritune.discovery.problems import literature, require_size
 
-_EXACT = {1: 2, 2: 4, 3: 9, 4: 20, 5: 45, 6: 112}
-_KNOWN = {
-    1: BestKnown(2, "ancient", "elementary"),
-    2: BestKnown(4, "ancient", "elementary"),
-    3: BestKnown(9, "1947", "Bose, elliptic quadric"),
-    4: BestKnown(20, "1971", "Pellegrino"),
-    5: BestKnown(45, "2002", "Edel, Ferret, Landjev and Storme"),
-    6: BestKnown(112, "2008", "Potechin"),
-    7: BestKnown(236, "1994", "Calderbank and Fishburn"),
-    8: BestKnown(512, "2023", "Romera-Paredes et al., FunSearch"),
-}
+_LARGEST_EXACT = 6
+"""The dimension up to which the size of the largest cap is known."""
 _LARGEST_DIMENSION = 12
 
 
 def build(dimension: int) -> Problem:
     """The cap set problem in F_3^dimension, 1 to 12."""
-    if not 1 <= dimension <= _LARGEST_DIMENSION:
-        raise ConfigError(f"dimension is {dimension}; for cap_set it must lie between 1 and {_LARGEST_DIMENSION}")
+    require_size("cap_set", dimension, 1, _LARGEST_DIMENSION)
+    known, exact = literature("cap_set", dimension), min(dimension, _LARGEST_EXACT)
     # A cap of F_3^n meets each of three parallel hyperplanes in a cap of F_3^(n - 1).
-    bound = _EXACT[dimension] if dimension in _EXACT else _EXACT[6] * 3 ** (dimension - 6)
-
+    bound = literature("cap_set", exact)["best"][0] * 3 ** (dimension - exact)
     read = partial(
         integer_rows, columns=dimension, noun="point", at_least=1, at_most=bound,
         why_at_most=f"the proven upper bound in dimension {dimension}",
@@ -54,8 +44,8 @@ def build(dimension: int) -> Problem:
         schema=f"a list of points, each a list of {dimension} integers that are 0, 1 or 2",
         goal="maximize",
         bound=bound,
-        bound_source="exact value" if dimension in _EXACT else "three caps of the dimension below, from 112 in F_3^6",
-        best_known=_KNOWN.get(dimension),
+        bound_source="exact value" if dimension == exact else "three caps of the dimension below, from 112 in F_3^6",
+        best_known=BestKnown(*known["best"]) if known else None,
         depth=2,
         read=read,
         check=check,

@@ -10,28 +10,12 @@ import numpy as np
 
 from veritune.core.errors import ConfigError
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, integer_rows
+from veritune.discovery.problems import literature
 
 _LARGEST_COUNT = 2_000_000
 """Of t-subsets to cover: what a verifier can enumerate in seconds."""
 _RANKS_AT_ONCE = 1 << 20
 """Of t-subsets of blocks; bounds the memory of a verification."""
-
-# Sizes that are exact because a Steiner system S(t, k, v) exists: every t-subset lies in exactly one block.
-_STEINER = {
-    (7, 3, 2): "Fano plane",
-    (9, 3, 2): "affine plane of order 3",
-    (13, 3, 2): "Steiner triple systems",
-    (13, 4, 2): "projective plane of order 3",
-    (16, 4, 2): "affine plane of order 4",
-    (21, 5, 2): "projective plane of order 4",
-    (8, 4, 3): "Steiner quadruple system SQS(8)",
-    (10, 4, 3): "Steiner quadruple system SQS(10)",
-    (14, 4, 3): "Steiner quadruple systems SQS(14)",
-    (11, 5, 4): "Witt design S(4, 5, 11)",
-    (12, 6, 5): "Witt design S(5, 6, 12)",
-    (23, 7, 4): "Witt design S(4, 7, 23)",
-    (24, 8, 5): "Witt design S(5, 8, 24)",
-}
 
 
 def build(dimension: int, block_size: int, strength: int) -> Problem:
@@ -44,8 +28,8 @@ def build(dimension: int, block_size: int, strength: int) -> Problem:
     if wanted > _LARGEST_COUNT:
         raise ConfigError(f"covering_design has {wanted} subsets to cover; at most {_LARGEST_COUNT} are supported")
     bound = _schonheim(dimension, block_size, strength)
-    steiner = _STEINER.get((dimension, block_size, strength))
-
+    # Where a Steiner system exists, every t-subset lies in exactly one of its blocks: the bound is exact.
+    known = literature("covering_design", f"{dimension},{block_size},{strength}")
     read = partial(
         integer_rows, columns=block_size, noun="block", at_least=1, at_most=wanted,
         why_at_most="with which every subset can have a block of its own",
@@ -78,7 +62,7 @@ def build(dimension: int, block_size: int, strength: int) -> Problem:
         goal="minimize",
         bound=bound,
         bound_source="Schönheim 1964",
-        best_known=BestKnown(bound, "classical", steiner) if steiner else None,
+        best_known=BestKnown(bound, "classical", known["steiner"]) if known else None,
         depth=2,
         read=read,
         check=check,

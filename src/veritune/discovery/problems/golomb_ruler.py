@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from veritune.core.errors import ConfigError
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, first_duplicates, integer, sequence
+from veritune.discovery.problems import require_size
 
 # Lengths of optimal rulers with 2, 3, ... marks; the last ones were proven by distributed.net (27: 2014, 28: 2022).
 _OPTIMAL = (
@@ -15,11 +15,11 @@ _LARGEST_ORDER = 2000
 
 def build(dimension: int) -> Problem:
     """The problem for `dimension` marks, 2 to 2000."""
-    if not 2 <= dimension <= _LARGEST_ORDER:
-        raise ConfigError(f"dimension is {dimension}; for golomb_ruler it must lie between 2 and {_LARGEST_ORDER}")
+    require_size("golomb_ruler", dimension, 2, _LARGEST_ORDER)
     proven = dimension - 2 < len(_OPTIMAL)
     # All n(n - 1)/2 differences are distinct positive integers, so the largest is at least their number.
     bound = _OPTIMAL[dimension - 2] if proven else dimension * (dimension - 1) // 2
+    best_known = BestKnown(bound, "2022", "optimal rulers, proven up to 28 marks by distributed.net")
 
     def read(candidate: object) -> list[int]:
         marks = sequence(candidate, f"the candidate must be a list of {dimension} integers")
@@ -43,9 +43,7 @@ def build(dimension: int) -> Problem:
         goal="minimize",
         bound=bound,
         bound_source="optimal, by exhaustive search" if proven else "as many differences as pairs",
-        best_known=BestKnown(bound, "2022", "optimal rulers, proven up to 28 marks by distributed.net")
-        if proven
-        else None,
+        best_known=best_known if proven else None,
         depth=1,
         read=read,
         check=check,

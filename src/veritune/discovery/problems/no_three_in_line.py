@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from math import gcd
 
-from veritune.core.errors import ConfigError
 from veritune.discovery.problem import BestKnown, CandidateFault, Problem, first_duplicates, integer_rows
+from veritune.discovery.problems import require_size
 
 _TWO_PER_ROW_KNOWN = {*range(2, 47), 48, 50, 52}
 _LARGEST_SIDE = 1000
@@ -14,13 +14,10 @@ _LARGEST_SIDE = 1000
 
 def build(dimension: int) -> Problem:
     """The problem on a grid of side `dimension`, 2 to 1000."""
-    if not 2 <= dimension <= _LARGEST_SIDE:
-        raise ConfigError(f"dimension is {dimension}; for no_three_in_line it must lie between 2 and {_LARGEST_SIDE}")
-    bound = 2 * dimension
-
-    read = partial(
-        integer_rows, columns=2, noun="point", at_least=1, at_most=bound, why_at_most="two for each row of the grid"
-    )
+    require_size("no_three_in_line", dimension, 2, _LARGEST_SIDE)
+    bound, why = 2 * dimension, "two for each row of the grid"
+    best_known = BestKnown(bound, "1998", "Flammenkamp, Progress in the no-three-in-line problem, II")
+    read = partial(integer_rows, columns=2, noun="point", at_least=1, at_most=bound, why_at_most=why)
 
     def check(points: list[list[int]]) -> tuple[int, str]:
         for index, point in enumerate(points):
@@ -42,9 +39,7 @@ def build(dimension: int) -> Problem:
         goal="maximize",
         bound=bound,
         bound_source="pigeonhole: two for each row",
-        best_known=BestKnown(bound, "1998", "Flammenkamp, Progress in the no-three-in-line problem, II")
-        if dimension in _TWO_PER_ROW_KNOWN
-        else None,
+        best_known=best_known if dimension in _TWO_PER_ROW_KNOWN else None,
         depth=2,
         read=read,
         check=check,
