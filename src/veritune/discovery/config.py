@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from veritune.core.config import fill_tables, require
 from veritune.core.errors import ConfigError
@@ -14,7 +14,7 @@ from veritune.core.registry import look_up
 from veritune.core.tables import table
 
 Strategy = Literal["prompt", "refine", "best-of-n", "islands"]
-STRATEGIES = ("prompt", "refine", "best-of-n", "islands")
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
 _MAX_ISLANDS = 4
 _DEFAULT_ROUNDS = 10
 
@@ -112,22 +112,17 @@ class DiscoverConfig:
         if not 1 <= self.islands <= _MAX_ISLANDS:
             raise ConfigError(f"islands is {self.islands}; it must lie between 1 and {_MAX_ISLANDS}")
         for name in (
-            "samples",
-            "migration_interval",
-            "max_answer_tokens",
-            "program_memory_mb",
-            "verification_memory_mb",
+            *("samples", "migration_interval", "max_answer_tokens", "rounds"),
+            *("program_memory_mb", "verification_memory_mb"),
         ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.rounds is not None and self.rounds < 1:
-            raise ConfigError(f"rounds is {self.rounds}; it must be at least 1")
+            value = getattr(self, name)
+            require(self, name, value is None or value >= 1, "at least 1")
         for name in (
             *("program_seconds", "verification_seconds"),
             *("token_budget", "time_budget_seconds", "cost_budget"),
         ):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive and finite")
+            value = getattr(self, name)
+            require(self, name, value is None or 0 < value < math.inf, "positive and finite")
         for name in ("temperature", "input_price", "output_price"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")

@@ -9,11 +9,11 @@ import functools
 import hashlib
 import math
 import os
-import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def discover(config: DiscoverConfig, notify: Callable[[str], None] = _say_nothin
     level = require_sandbox(unsafe=config.unsafe_no_sandbox)
     endpoint = model_endpoint(config)
     proposer = build_proposer(config, endpoint)
-    folder = config.run or Path("runs") / f"discover-{_file_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = re.sub(r"\W+", "-", f"discover {config.problem} {config.dimension} {time.strftime('%Y%m%d %H%M%S')}")
+    folder = config.run or Path("runs") / name
     with EventLog(folder, resume=config.resume, secrets=endpoint.secrets if endpoint else ()) as log:
         _begin(log, config, problem, level)
         reason = "interrupted"
@@ -74,10 +75,6 @@ def _refuse_silence(events: Sequence[Event], folder: Path) -> None:
     errors = [event["error"] for event in events if event["type"] == "failure"]
     if errors and not any(event["type"] == "answer" for event in events):
         raise EngineError(f"no request of {folder} was answered; the last error was: {errors[-1]}")
-
-
-def _file_name(config: DiscoverConfig) -> str:
-    return re.sub(r"\W+", "-", f"{config.problem} {config.dimension}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,8 +119,7 @@ def _run_rounds(run: _Run) -> str:
         leader = best(past, run.problem)
         if leader is not None and leader.score is not None and _good_enough(leader.score, run):
             return f"score {leader.score} reached"
-        reason = _spent_budget(run)
-        if reason:
+        if reason := _spent_budget(run):
             return reason
         jobs = [
             functools.partial(_play, run, past, round_index, island, sample)
@@ -222,33 +218,28 @@ def _log_verdict(run: _Run, attempt_id: str, program: str | None, evaluation: Ev
         run.log.append("verdict", id=attempt_id, **dataclasses.asdict(verdict), **told, candidate=candidate)
 
 
-def _in_daemon_threads(jobs: Sequence[Callable[[], None]], workers: int) -> None:
+def _in_daemon_threads(jobs: Iterable[Callable[[], None]], workers: int) -> None:
     """Runs all jobs, `workers` at a time; the first error is raised here and no further job starts.
 
     Daemon threads, so that an interrupt need not wait for a server that does not answer.
     """
-    waiting = collections.deque(jobs)
-    finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    waiting = collections.deque((job, Future[None]()) for job in jobs)
+    futures = [future for _, future in waiting]
 
     def work() -> None:
-        with contextlib.suppress(IndexError):
+        with contextlib.suppress(IndexError):  # of the empty deque
             while True:
-                job = waiting.popleft()
-                finished.put(_error_of(job))
+                job, future = waiting.popleft()
+                try:
+                    job()
+                    future.set_result(None)
+                except BaseException as error:  # raised again in the main thread
+                    future.set_exception(error)
 
-    for _ in range(min(workers, len(jobs))):
+    for _ in range(min(workers, len(futures))):
         threading.Thread(target=work, daemon=True).start()
     try:
-        for _ in jobs:
-            if (error := finished.get()) is not None:
-                raise error
+        for future in as_completed(futures):
+            future.result()
     finally:
         waiting.clear()
-
-
-def _error_of(job: Callable[[], None]) -> BaseException | None:
-    try:
-        job()
-    except BaseException as error:  # raised again in the main thread
-        return error
-    return None

@@ -23,9 +23,8 @@ def build_messages(
     """The messages of one request: the statement, then the program to improve on and the last verdict, if any."""
     parts = [_statement(problem, config)]
     if parent is not None and parent.program is not None:
-        parts.append(
-            f"## {_parent_title(config)} (score {parent.score})\n\n{_fenced(parent.program)}\n\n{_said(parent)}"
-        )
+        title = "A program to improve on" if "islands" in config.strategy else "The best program so far"
+        parts.append(f"## {title} (score {parent.score})\n\n{_fenced(parent.program)}\n\n{_said(parent)}")
     if last is not None and (parent is None or last.id != parent.id):
         shown = f"\n\n{_fenced(last.program)}" if last.program else ""
         parts.append(f"## Your last attempt{shown}\n\n{_said(last)}")
@@ -51,10 +50,6 @@ def _statement(problem: Problem, config: DiscoverConfig) -> str:
         "and no files but in its working folder. Set a time limit inside of it and return the best candidate found "
         "until then."
     )
-
-
-def _parent_title(config: DiscoverConfig) -> str:
-    return "A program to improve on" if "islands" in config.strategy else "The best program so far"
 
 
 def _said(attempt: Attempt) -> str:

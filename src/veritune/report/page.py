@@ -59,12 +59,9 @@ def write_page(runs: Sequence[Path], output: Path) -> Path:
 def render_page(settings: Sequence[Setting], pictures: Sequence[Picture]) -> str:
     """The whole page as HTML, every text escaped."""
     runs = [run for setting in settings for run in setting.runs]
+    loader = PackageLoader("veritune.report", ".")
     environment = Environment(
-        loader=PackageLoader("veritune.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["visible"] = visible
     return environment.get_template("page.html.jinja").render(
