@@ -185,7 +185,7 @@ def _compare_values(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ve
     assert answer.node is not None and gold.node is not None
     if not _same_label(answer, gold):
         return Verdict(False, "another variable")
-    if answer.approximate and "." not in gold.words and not gold.approximate:
+    if answer.approximate and not (gold.decimal or gold.approximate):
         return Verdict(False, "approximation")
     percent = _compare_percent(answer, gold, policy)
     if percent is not None:
@@ -310,7 +310,7 @@ def _compare_assignment(assigned: Reading, point: Reading, policy: GradingPolicy
     if len({item.label for item in assigned.items} - {"", "?"}) != len(assigned.items):
         return None
     values = [replace(item, label="") for item in sorted(assigned.items, key=lambda item: item.label)]
-    coordinates = [Reading("value", words=point.words, node=child) for child in node.children]
+    coordinates = [Reading("value", node=child, decimal=point.decimal) for child in node.children]
     same = all(compare(value, other, policy).equal for value, other in zip(values, coordinates, strict=True))
     return Verdict(same, "assignment")
 

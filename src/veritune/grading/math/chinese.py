@@ -125,7 +125,7 @@ _CONSONANTS = "bcdfghjkmpqrtvwx"
 
 def translate_chinese(text: str) -> str:
     """`text` with English words and digits in place of Chinese characters."""
-    if text.isascii() or not _ANY_HAN.search(text):
+    if not _ANY_HAN.search(text):
         return text
     result: list[str] = []
     was_other = False

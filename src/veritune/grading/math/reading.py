@@ -44,7 +44,7 @@ class Reading:
 
     kind: str
     words: str = ""
-    """The text, made plain for comparison as words."""
+    """The text of words, made plain for comparison."""
     node: Node | None = None
     unit: Unit = NO_UNIT
     label: str = ""
@@ -55,6 +55,8 @@ class Reading:
     connective: str = ","
     special: Any = None
     approximate: bool = False
+    decimal: bool = False
+    """Whether a value is written with a point."""
 
 
 _BASE = re.compile(
@@ -173,7 +175,7 @@ def _read_list(tokens: Sequence[Token]) -> Reading:
     connective = (
         "and" if connectives == {"and"} else "or" if connectives <= {"or", ","} and "or" in connectives else ","
     )
-    return Reading("list", words=text_of(tokens), items=tuple(items), connective=connective)
+    return Reading("list", items=tuple(items), connective=connective)
 
 
 def split_list(tokens: Sequence[Token]) -> tuple[list[Sequence[Token]], set[str]]:
@@ -294,7 +296,8 @@ def _read_quantity(tokens: Sequence[Token]) -> Reading:
     body, unit = _split_unit(list(tokens))
     if body and unit is not None:
         try:
-            return Reading("value", words=text_of(tokens), node=parse(body), unit=unit, approximate=approximate)
+            decimal = any("." in token.text for token in body)
+            return Reading("value", node=parse(body), unit=unit, approximate=approximate, decimal=decimal)
         except UnreadableError:
             pass
     return Reading("words", words=text_of(tokens))

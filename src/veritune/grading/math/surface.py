@@ -41,7 +41,9 @@ _WRAPPERS = ("\\boxed{", "\\mathrm{")
 
 def clean(text: str) -> str:
     """`text` without wrappers, delimiters, digit grouping other than commas, and a sentence's final stop."""
-    text = translate_chinese(spell_out_unicode(text)).strip()
+    if not text.isascii():
+        text = translate_chinese(spell_out_unicode(text))
+    text = text.strip()
     if text.isalnum():
         return text
     if "$" in text:
@@ -81,8 +83,11 @@ def _plain_signs(text: str) -> str:
 
 def _without_commands(text: str) -> str:
     """`text` without the commands of LaTeX that space, group digits, delimit or decorate."""
-    text = _THIN_GROUPS.sub("", _ROW_SPACING.sub(r"\\\\ ", text))
-    text = _DELIMITERS.sub(" ", text.replace("\\!", "").replace("\\/", ""))
+    if "\\\\[" in text:
+        text = _ROW_SPACING.sub(r"\\\\ ", text)
+    text = _THIN_GROUPS.sub("", text).replace("\\!", "").replace("\\/", "")
+    if "\\(" in text or "\\[" in text or "\\)" in text or "\\]" in text:
+        text = _DELIMITERS.sub(" ", text)
     if "\\not" in text:
         text = _NOT.sub(lambda negated: _OPPOSITES.get(negated[1]) or _OPPOSITES[negated[1][:2]], text)
     return without_styles(text)

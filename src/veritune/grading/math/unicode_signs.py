@@ -82,8 +82,6 @@ _OVERLINED = re.compile("((?:[0-9]\u0305)+)|([0-9]\u0307(?:[0-9]*[0-9]\u0307)?)"
 
 def spell_out_unicode(text: str) -> str:
     """Unicode signs as LaTeX or ASCII; scripts and marks over digits are read with what they belong to."""
-    if text.isascii():
-        return text
     text = text.replace("=\u0338", "≠").replace("⅟", "¹⁄")
     text = _OVERLINED.sub(lambda run: "\\overline{" + "".join(filter(str.isdecimal, run.group())) + "}", text)
     text = _SCRIPT_FRACTION.sub(
