@@ -82,6 +82,8 @@ HOSTILE = {
     "zero to the zero": "0^0",
     "huge exponent": "1e999999999",
     "root of huge degree": r"\sqrt[1000000007]{2}",
+    "functions alike near zero": r"\{" + ",".join(f"|x-{2000 + n}|-{n}" for n in range(64)) + r"\}",
+    "functions too large": r"\cosh^{50}(x^9)-\sinh^{50}(x^9)",
     "set of radicals": r"\{" + ",".join(rf"\sqrt{{{n}}}" for n in range(2, 66)) + r"\}",
     "import": "__import__('os').system('touch hostile')",
     "eval": "eval('9**9**9')",

@@ -68,5 +68,5 @@ def main() -> None:
         except Exception as error:
             _reply(replies, None, f"{type(error).__name__}: {error}")
             return
-        precise_context()  # the judge's one slow import, before any answer's time runs
+        precise_context(60)  # the judge's one slow import, before any answer's time runs
         serve(grader, float(seconds), requests, replies)

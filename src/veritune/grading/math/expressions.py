@@ -1,19 +1,14 @@
-"""Whether two scalar expressions have one value: exactly, then modulo primes, then with 40 digits."""
+"""Whether two scalar expressions have one value: exactly, then modulo primes, then at points with many digits."""
 
 from __future__ import annotations
 
-import zlib
+import cmath
 
+from veritune.grading.math.agreement import agree
 from veritune.grading.math.exact import InexactError, TooLargeError, exact_value
 from veritune.grading.math.modular import FIELDS, Residue
 from veritune.grading.math.nodes import Node
-from veritune.grading.math.numeric import evaluate, machine_context, precise_context
-
-_NO_VALUE = (InexactError, TooLargeError, ZeroDivisionError, OverflowError, ValueError, KeyError)
-_MACHINE_TOLERANCE = 1e-6  # machine numbers only tell values apart
-_PRECISE_TOLERANCE = 1e-28
-_SAMPLES = ((0.35, 1.0), (-2.3, 1.0), (1.1, 3.0))
-"""Ranges (start, width) of the points at which radicals and functions of variables are compared."""
+from veritune.grading.math.numeric import NO_VALUE, NOT_TOLD, compiled, precise_context
 
 
 def equal_expressions(first: Node, second: Node) -> bool:
@@ -27,47 +22,24 @@ def equal_expressions(first: Node, second: Node) -> bool:
     except ZeroDivisionError:
         return False
     try:
-        agree, opaque = _compare_residues(first, second)
+        same, opaque, seed = _compare_residues(first, second)
     except (InexactError, ZeroDivisionError, TooLargeError):
         return False
-    if agree or not opaque:
-        return agree
-    try:
-        return _equal_numerically(first, second)
-    except _NO_VALUE:
-        return False
+    if same or not opaque:
+        return same
+    return agree(first, second, sorted(variable_names(first) | variable_names(second)), seed)
 
 
-def _compare_residues(first: Node, second: Node) -> tuple[bool, bool]:
-    opaque = False
+def _compare_residues(first: Node, second: Node) -> tuple[bool, bool, int]:
+    """Whether the residues agree, whether one was opaque, and a number drawn from both trees alike."""
+    opaque, seed = False, 0
     for field_index in FIELDS:
         left, right = Residue(field_index), Residue(field_index)
-        agree = left.of(first) == right.of(second)
-        opaque = left.opaque or right.opaque
-        if not agree:
-            return False, opaque
-    return True, opaque
-
-
-def _equal_numerically(first: Node, second: Node) -> bool:
-    names = sorted(variable_names(first) | variable_names(second))
-    samples = [_sample(names, start, width) for start, width in _SAMPLES] if names else [{}]
-    for values in samples:
-        if not _close(first, second, values, machine_context(), _MACHINE_TOLERANCE):
-            return False
-    return all(_close(first, second, values, precise_context(), _PRECISE_TOLERANCE) for values in samples)
-
-
-def _close(first: Node, second: Node, values: dict[str, float], context: object, tolerance: float) -> bool:
-    left, right = evaluate(first, context, values), evaluate(second, context, values)
-    largest = max(abs(left), abs(right))
-    if left == 0 or right == 0:
-        return largest < tolerance
-    return abs(left - right) <= tolerance * largest
-
-
-def _sample(names: list[str], start: float, width: float) -> dict[str, float]:
-    return {name: start + width * (zlib.crc32(name.encode(errors="surrogatepass")) % 9973) / 9973 for name in names}
+        a, b = left.of(first), right.of(second)
+        opaque, seed = left.opaque or right.opaque, a ^ b
+        if a != b:
+            return False, opaque, seed
+    return True, opaque, seed
 
 
 def variable_names(node: Node) -> frozenset[str]:
@@ -83,8 +55,15 @@ def real_value(node: Node) -> float | None:
         return float("inf")
     if node.kind == "neg" and node.children[0] == Node("constant", (), "infinity"):
         return float("-inf")
-    try:
-        value = complex(evaluate(node, machine_context(), {}))
-    except _NO_VALUE:
-        return None
-    return value.real if abs(value.imag) < 1e-12 else None
+    for context in (cmath, None):
+        try:
+            value = compiled(node, context or precise_context(60))
+            if callable(value):
+                return None  # it has variables
+            value = complex(value)
+        except NO_VALUE:
+            return None
+        except NOT_TOLD:
+            continue
+        return value.real if abs(value.imag) < 1e-12 else None
+    return None

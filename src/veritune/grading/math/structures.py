@@ -128,17 +128,17 @@ def match_unordered(first: Sequence[Item], second: Sequence[Item], same: Callabl
 
 
 def _equal_sets(first: Node, second: Node) -> bool:
+    """Whether each member of one equals a member of the other, however often it is written."""
     if max(len(first.children), len(second.children)) > MAX_UNORDERED:
         return False
-    return match_unordered(_distinct(first.children), _distinct(second.children), equal_trees)
-
-
-def _distinct(items: Sequence[Node]) -> list[Node]:
-    result: list[Node] = []
-    for item in items:
-        if not any(equal_trees(item, other) for other in result):
-            result.append(item)
-    return result
+    matched: set[int] = set()
+    for member in first.children:
+        partner = next((i for i, other in enumerate(second.children) if equal_trees(member, other)), None)
+        if partner is None:
+            return False
+        matched.add(partner)
+    rest = [other for index, other in enumerate(second.children) if index not in matched]
+    return all(any(equal_trees(member, other) for member in first.children) for other in rest)
 
 
 def _equal_tuples(first: Node, second: Node) -> bool:
