@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from veritune.grading.math.clock import same_clock, without_markup
 from veritune.grading.math.exact import InexactError, TooLargeError, exact_value
-from veritune.grading.math.expressions import variable_names
-from veritune.grading.math.intervals import equal_regions, intersection_of, region
+from veritune.grading.math.expressions import real_value, variable_names
+from veritune.grading.math.intervals import Region, equal_regions, intersection_of, region
 from veritune.grading.math.labels import renamed
 from veritune.grading.math.limits import MAX_CHARACTERS
 from veritune.grading.math.literals import read_number
@@ -40,6 +41,7 @@ class Verdict(NamedTuple):
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,400})(?:\.[0-9]{0,400})?|[+-]?\.[0-9]{1,400}")
 _MAX_CHOICE_CHARACTERS = 24
+_MAX_FORMS = 4
 _CHOICE_GOLD = re.compile(r"\(?([A-Ja-dfghj])\)?\.?")
 _CHOICE = re.compile(
     r"(?:i (?:would )?(?:choose|pick|select) )?"
@@ -254,19 +256,15 @@ def _compare_percent(answer: Reading, gold: Reading, policy: GradingPolicy) -> V
         return None
     assert answer.node is not None and gold.node is not None
     percent, other = (answer.node, gold.node) if answer.unit == PERCENT else (gold.node, answer.node)
-    if not is_plain_number(other) or not is_plain_number(percent):
+    bare = real_value(other)
+    if bare is None or real_value(percent) is None:
         return None
+    if not policy.unevaluated_expressions and is_plain_number(gold.node) and has_unevaluated_operation(answer.node):
+        return Verdict(False, "unevaluated")
     if equal_trees(Node("percent", (percent,)), other):
         return Verdict(True, "percent")
-    return Verdict(False, "percent") if _is_proportion(other) else None
-
-
-def _is_proportion(node: Node) -> bool:
-    """Whether a bare number is between -1 and 1: `0.5%` is a hundredth of 0.5, while the number 50 counts percent."""
-    try:
-        return 0 < abs(Fraction(exact_value(node))) < 1
-    except ZeroDivisionError:
-        return False
+    # `0.5%` is a hundredth of the proportion 0.5, while the number 50 may count percent.
+    return Verdict(False, "percent") if 0 < abs(bare) < 1 else None
 
 
 def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Verdict:
@@ -277,7 +275,7 @@ def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ver
     if assignment is not None:
         return assignment
     if answers is None or golds is None:
-        equal = _equal_conditions(answer, gold)
+        equal = _equal_conditions(answer, gold) or (golds is None and _says_one_value(answer, gold, policy))
         return Verdict(equal, "conditions" if equal else f"{answer.kind} is no {gold.kind}")
     labels = [item.label for item in golds]
     if len(set(labels)) == len(labels) > 1 and not any(item.label for item in answers):
@@ -289,6 +287,15 @@ def _compare_lists(answer: Reading, gold: Reading, policy: GradingPolicy) -> Ver
     if not opposite and match_unordered(answers, golds, lambda a, g: compare(a, g, policy).equal):
         return Verdict(True, "list")
     return Verdict(_equal_conditions(answer, gold), "list")
+
+
+def _says_one_value(answer: Reading, gold: Reading, policy: GradingPolicy) -> bool:
+    """`1/2 or 0.5` gives one value in two forms, whereas `5 m or 5 cm` gives two that 5 alone would match."""
+    items = answer.items
+    if answer.connective != "or" or len(items) > _MAX_FORMS or not all(item.node for item in items):
+        return False
+    pairs = [(item, gold) for item in items] + list(combinations(items, 2))
+    return all(compare(one, other, policy).equal for one, other in pairs)
 
 
 def _contradict(first: str, second: str, items: Sequence[Reading]) -> bool:
@@ -345,11 +352,19 @@ def _items(reading: Reading) -> list[Reading] | None:
 
 def _equal_conditions(answer: Reading, gold: Reading) -> bool:
     """`x < 1 or x > 2` against a union of intervals."""
+    names = _condition_names(answer), _condition_names(gold)
+    if max(map(len, names)) > 1 or (all(names) and names[0] != names[1]):
+        return False
     left, right = _region_of(answer), _region_of(gold)
     return left is not None and right is not None and equal_regions(left, right)
 
 
-def _region_of(reading: Reading) -> Any:
+def _condition_names(reading: Reading) -> set[str]:
+    nodes = (reading.node, *(item.node for item in reading.items))
+    return {name.lower() for node in nodes if node is not None for name in variable_names(node)}
+
+
+def _region_of(reading: Reading) -> Region | None:
     if reading.kind == "value" and reading.node is not None:
         return region(reading.node)
     nodes = tuple(item.node for item in reading.items if item.node is not None)
@@ -358,7 +373,7 @@ def _region_of(reading: Reading) -> Any:
     ):
         return None
     if reading.connective == "or":
-        return region(Node("union", nodes))
+        return region(Node("union", nodes, "or"))
     if all(node.kind == "relation" for node in nodes):
-        return intersection_of(nodes)
+        return intersection_of(nodes, alternatives=reading.connective == ",")
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import NamedTuple
 
 from veritune.grading.math.expressions import equal_expressions, real_value
@@ -75,7 +76,10 @@ def _pieces(node: Node) -> Region | None:
         return [_whole_line()]
     if node.kind == "union":
         parts = [_pieces(child) for child in node.children]
-        return None if None in parts else [piece for part in parts for piece in part or []]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or (node.value == "or" and _one_contains_another(known)):
+            return None
+        return [piece for part in known for piece in part]
     if node.kind == "intersection":
         return _intersection(_pieces(node.children[0]), _pieces(node.children[1]))
     if node.kind == "difference":
@@ -186,9 +190,27 @@ def _without(first: Region | None, second: Region | None) -> Region | None:
     return first
 
 
-def intersection_of(nodes: tuple[Node, ...]) -> Region | None:
-    """Where all of several conditions hold (`x > 1 and x < 3`)."""
+def intersection_of(nodes: tuple[Node, ...], alternatives: bool = False) -> Region | None:
+    """Where all of several conditions hold (`x > 1 and x < 3`).
+
+    None for `alternatives`, conditions that only a comma joins, of which one contains another.
+    """
+    regions = [_pieces(node) for node in nodes]
+    known = [part for part in regions if part is not None]
+    if len(known) < len(regions) or (alternatives and _one_contains_another(known)):
+        return None
     result: Region | None = [_whole_line()]
-    for node in nodes:
-        result = _intersection(result, _pieces(node))
+    for part in known:
+        result = _intersection(result, part)
     return None if result is None else _merged(result)
+
+
+def _one_contains_another(regions: list[Region]) -> bool:
+    """Whether two of them differ and one lies in the other: `x > 2 or x > 3` is two answers rather than a union."""
+    if len(regions) > _MAX_PIECES:
+        return True
+    for first, second in combinations(map(_merged, regions), 2):
+        both = _merged([*first, *second])
+        if not equal_regions(first, second) and (equal_regions(both, first) or equal_regions(both, second)):
+            return True
+    return False

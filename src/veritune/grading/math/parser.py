@@ -446,7 +446,9 @@ class _Parser(Cursor):
         while (kind := grammar.CONNECTIVES.get(self.peek().text)) is not None:
             self.take()
             self.deeper()
-            result = Node(kind, (result, self.relation_inside()))
+            further = self.relation_inside()
+            earlier = result.children if result.kind == kind and result.value == "or" else (result,)
+            result = Node(kind, (*earlier, further), "or" if kind == "union" else None)
         return result
 
     def relation_inside(self) -> Node:
