@@ -37,13 +37,13 @@ from veritune.core.types import Completion, Example, Pairs, Rollout, Sampling, S
 from veritune.engines.native.engine import NativeEngine
 from veritune.engines.native.graphs import capture_cuda_graph
 from veritune.engines.native.settings import NativeSettings
-from veritune.model.head import score_and_differentiate
+from veritune.model.head import label_log_probs
 from veritune.model.policy import Policy, as_policy, choose_dtype, load_policy
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
 from veritune.recipes.config import GRPOConfig
 from veritune.recipes.grpo import grpo_step
 from veritune.trainer.loop import Session, clip_and_step, make_optimizer, prepare_model
-from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
+from veritune.trainer.policy_gradient import batch_backward, score_rollouts
 
 SHAPES = {
     "qwen2.5-math-1.5b": {
@@ -236,7 +236,7 @@ def flat_gradient(policy: Policy) -> Tensor:
 
 def packed_pass(config: GRPOConfig, policy: Policy, rollouts: list[Rollout]) -> tuple[Tensor, Tensor]:
     log_probs = torch.cat(score_rollouts(config, policy, rollouts)).cpu()
-    accumulate_gradient(config, policy, rollouts, range(len(rollouts)))
+    batch_backward(config, policy, rollouts, range(len(rollouts)))
     return log_probs, flat_gradient(policy)
 
 
@@ -292,7 +292,8 @@ def heads(hidden: Tensor, head: Any, labels: Tensor) -> Iterator[tuple[str, Call
     leaf = hidden.detach().requires_grad_()
 
     def ours() -> None:
-        score_and_differentiate(hidden, head, labels, 1.0, lambda log_probs, _: -log_probs / len(labels))
+        (-label_log_probs(leaf, head.weight, None, labels, 1.0).mean()).backward()
+        leaf.grad = None
 
     def plain() -> None:
         cross_entropy((leaf @ head.weight.T).float(), labels).backward()
@@ -367,7 +368,7 @@ def measure_training(bench: Bench, budgets: Sequence[int]) -> None:
                 optimizer = optimizer_of(policy)
 
                 def update() -> None:
-                    accumulate_gradient(config, policy, rollouts, range(len(rollouts)))
+                    batch_backward(config, policy, rollouts, range(len(rollouts)))
                     clip_and_step(policy.model, optimizer, learning_rate=1e-6, clip_grad_norm=1.0)
 
                 seconds, peak = bench.timed(update)

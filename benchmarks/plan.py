@@ -84,7 +84,7 @@ def measure(case: Case) -> dict[str, float]:
     from veritune.model.policy import as_policy, checkpoint_activations, load_policy
     from veritune.recipes.config import GRPOConfig
     from veritune.trainer.loop import clip_and_step, make_optimizer
-    from veritune.trainer.policy_gradient import accumulate_gradient
+    from veritune.trainer.policy_gradient import batch_backward
 
     torch.set_num_threads(1)
     tokenizer = load_policy("embedded").tokenizer
@@ -116,7 +116,7 @@ def measure(case: Case) -> dict[str, float]:
 
     def update() -> float:
         began = time.process_time()
-        accumulate_gradient(config, policy, rollouts, range(len(rollouts)))
+        batch_backward(config, policy, rollouts, range(len(rollouts)))
         clip_and_step(model, optimizer, learning_rate=1e-5, clip_grad_norm=1.0)
         return time.process_time() - began
 

@@ -17,16 +17,12 @@ from torch import Tensor
 
 from veritune.core.types import Rollout, Sampling
 from veritune.engines.native.engine import NativeEngine
-from veritune.losses import (
-    get_response_log_probs,
-    group_advantages,
-    grpo_microbatch_train_step,
-    pad_prompt_and_response,
-)
+from veritune.losses import group_advantages
 from veritune.model.policy import Policy, encode_prompts, load_policy
+from veritune.primitives import get_response_log_probs, grpo_microbatch_train_step, pad_prompt_and_response
 from veritune.recipes.config import GRPOConfig
 from veritune.tasks.countdown import CountdownTask
-from veritune.trainer.policy_gradient import accumulate_gradient
+from veritune.trainer.policy_gradient import batch_backward
 
 
 def record_rollouts(policy: Policy) -> list[Rollout]:
@@ -90,7 +86,7 @@ def main() -> None:
 
     def ours(microbatch_tokens: int = GRPOConfig.microbatch_tokens, skip: bool = True) -> None:
         config = GRPOConfig(microbatch_tokens=microbatch_tokens, skip_zero_advantages=skip)
-        accumulate_gradient(config, policy, rollouts, range(len(rollouts)), None)
+        batch_backward(config, policy, rollouts, range(len(rollouts)), None)
 
     sides = {
         "token budget, zero advantages skipped": ours,

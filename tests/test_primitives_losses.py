@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veritune.core.errors import ConfigError
-from veritune.losses import POLICY_GRADIENT_LOSSES
+from veritune.losses import LOSSES
 from veritune.primitives import (
     compute_cispo_loss,
     compute_grpo_clip_loss,
@@ -137,7 +137,18 @@ def test_dispatch_ignores_what_a_type_does_not_need():
         torch.testing.assert_close(compute_policy_gradient_loss(policy, loss_type, **everything)[0], torch.tensor(loss))
 
 
-@pytest.mark.parametrize("loss_type", list(POLICY_GRADIENT_LOSSES))
+NEEDED = {
+    "no_baseline": ["raw_rewards"],
+    "reinforce_with_baseline": ["advantages"],
+    "grpo_clip": ["advantages", "old_log_probs", "cliprange"],
+    "grpo_no_clip": ["advantages", "old_log_probs"],
+    "gspo": ["advantages", "old_log_probs", "cliprange", "response_mask"],
+    "cispo": ["advantages", "old_log_probs", "cliprange"],
+}
+"""The published arguments of each loss beside the policy's log-probabilities."""
+
+
+@pytest.mark.parametrize("loss_type", list(LOSSES))
 def test_every_missing_or_misshapen_argument_is_named(loss_type):
     policy = torch.zeros(2, 2)
     complete = {
@@ -148,7 +159,7 @@ def test_every_missing_or_misshapen_argument_is_named(loss_type):
         "response_mask": torch.ones(2, 2),
     }
     compute_policy_gradient_loss(policy, loss_type, **complete)
-    for name in POLICY_GRADIENT_LOSSES[loss_type][1]:
+    for name in NEEDED[loss_type]:
         with pytest.raises(ValueError, match=name):
             compute_policy_gradient_loss(policy, loss_type, **{**complete, name: None})
         wrong = -0.1 if name == "cliprange" else torch.zeros(2)  # (2,) would broadcast without a word

@@ -22,12 +22,12 @@ from worker import Requests, timed
 from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Pairs, Rollout, Sampling, Score
 from veritune.engines.native.engine import NativeEngine
-from veritune.losses import get_response_log_probs, pad_prompt_and_response
 from veritune.model.policy import Policy, load_policy
+from veritune.primitives import get_response_log_probs, pad_prompt_and_response
 from veritune.recipes.config import GRPOConfig
 from veritune.recipes.grpo import grpo_step
 from veritune.trainer.loop import Session, clip_and_step, make_optimizer
-from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
+from veritune.trainer.policy_gradient import batch_backward, score_rollouts
 
 LEARNING_RATE = 1e-6
 
@@ -142,7 +142,7 @@ def trained(policy: Policy, optimizer: torch.optim.Optimizer, request: dict[str,
 
 
 def train_once(config: GRPOConfig, policy: Policy, rollouts: list[Rollout], optimizer: torch.optim.Optimizer) -> float:
-    accumulate_gradient(config, policy, rollouts, range(len(rollouts)))
+    batch_backward(config, policy, rollouts, range(len(rollouts)))
     return clip_and_step(policy.model, optimizer, learning_rate=config.learning_rate, clip_grad_norm=1.0)
 
 
@@ -150,7 +150,7 @@ def clipped_loss(config: GRPOConfig, policy: Policy, rollouts: list[Rollout]) ->
     """The loss written with probability ratios, which are one: the same gradient, and the number that TRL reports."""
     off_policy = dataclasses.replace(config, loss_type="grpo_clip", epochs_per_rollout_batch=2)
     old = score_rollouts(off_policy, policy, rollouts)
-    loss = accumulate_gradient(off_policy, policy, rollouts, range(len(rollouts)), old)["loss"]
+    loss = batch_backward(off_policy, policy, rollouts, range(len(rollouts)), old)["loss"]
     policy.model.zero_grad(set_to_none=True)
     return loss
 
@@ -186,7 +186,7 @@ def serve_gradients(policy: Policy, shape: Shape, recorded: Path, requests: Requ
         (-(advantages * log_probs * mask).sum() / (shape.rows * shape.max_tokens)).backward()
 
     def by_recipe() -> None:
-        accumulate_gradient(config, policy, rollouts, range(len(rollouts)))
+        batch_backward(config, policy, rollouts, range(len(rollouts)))
 
     for request in requests:
         _, seconds = timed(plain if request["settings"]["plain"] else by_recipe)

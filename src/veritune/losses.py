@@ -1,17 +1,21 @@
-"""Advantages, losses, divergences and token weights: functions of tensors, without state, configuration or devices.
+"""Advantages, losses, divergences and token weights: functions of tensors, without state or devices.
 
-Shapes are written with B sequences of T positions over a vocabulary of V; P prompts have G sampled responses each.
-A policy-gradient loss is a function that returns the loss of every token (B, T) and a dictionary of metadata; how
-tokens are weighed against each other is decided once, in `sequence_loss_weights`, before a batch is cut.
+Shapes are written with B responses of at most T tokens over a vocabulary of V; P prompts have G sampled responses each.
+A policy-gradient loss is a function of `LossInputs` and stands in `LOSSES`, with its own coefficients beside it. The
+weight of each token is decided once, in `sequence_loss_weights`, before a batch is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from veritune.core.config import require
 from veritune.core.errors import ConfigError
 from veritune.core.lazy import LazyModule
+from veritune.core.registry import look_up
+from veritune.core.tables import NoSettings
 
 if TYPE_CHECKING:
     import torch
@@ -19,13 +23,10 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")  # a recipe's help shows the settings of its loss, and needs no tensors
 
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo"]
 LengthNormalization = Literal["sequence", "constant", "token"]
 Baseline = Literal["group_mean", "leave_one_out", "none"]
-ClipRange = float | tuple[float, float]
-"""One distance from 1 for both ends of the clip interval, or (low, high) as in DAPO's clip-higher."""
-Metadata = dict[str, "Tensor"]
-LossAndMetadata = tuple["Tensor", Metadata]
+Metrics = dict[str, "Tensor"]
+LossAndMetrics = tuple["Tensor", Metrics]
 
 # exp(60) is about 1e26: far beyond any ratio that training survives, yet its product with an advantage is still
 # finite in float32, so a padded or zero-advantage token cannot turn 0 * inf into NaN.
@@ -134,7 +135,7 @@ def sequence_loss_weights(
 def group_advantages(
     rewards: Tensor, advantage_eps: float, normalize_by_std: bool, baseline: Baseline = "group_mean"
 ) -> Tensor:
-    """What each response is worth beside its siblings: rewards (P, G) -> advantages (P, G).
+    """The advantage of each response over its siblings: rewards (P, G) -> advantages (P, G).
 
     - "group_mean": r - mean(r), GRPO (arXiv 2402.03300); without the standard deviation, Dr. GRPO (arXiv 2503.20783)
     - "leave_one_out": r - mean of the other G - 1 rewards, RLOO (arXiv 2402.14740)
@@ -183,110 +184,132 @@ def has_equal_rewards(rewards: Tensor) -> Tensor:
 # --- Policy-gradient losses
 
 
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
-    """REINFORCE: -A * log pi for every token; A (B, 1), log pi (B, T) -> (B, T).
+@dataclass(frozen=True, kw_only=True)
+class LossInputs:
+    """What a loss is given of B responses of at most T tokens: (B, T), zero outside the mask, where nothing is said."""
 
-    The one loss that returns its tensor alone, as its published interface does.
-    """
-    require_shape("raw_rewards_or_advantages", raw_rewards_or_advantages, (policy_log_probs.shape[0], 1))
-    return -raw_rewards_or_advantages * policy_log_probs
+    log_probs: Tensor
+    """Under the present policy: the one tensor with a gradient."""
+    old_log_probs: Tensor
+    """Under the weights that sampled the responses; before the first update on them, `log_probs` without a gradient."""
+    sampled_log_probs: Tensor
+    """Under the same weights by the engine that sampled, whose arithmetic may differ."""
+    reference_log_probs: Tensor | None = None
+    """Under the initial policy; None where nothing is compared with it."""
+    advantages: Tensor
+    """(B, 1); the rewards themselves for a loss without a baseline."""
+    mask: Tensor
+    """True at the tokens of each response."""
 
 
-def compute_grpo_clip_loss(
-    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: ClipRange
-) -> LossAndMetadata:
-    """-min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) for every token, with ratio = pi / pi_old.
+@dataclass(frozen=True, kw_only=True)
+class ClipSettings:
+    """Of a loss that clips the ratio of probabilities."""
+
+    cliprange: float = 0.2
+    """Distance from 1 at which the ratio is clipped."""
+    cliprange_high: float | None = None
+    """The same distance above 1, where it differs (clip-higher)."""
+
+    def __post_init__(self) -> None:
+        require(self, "cliprange", self.cliprange > 0, "positive")
+        high = self.cliprange_high
+        require(self, "cliprange_high", high is None or high >= self.cliprange, "at least cliprange")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss, and what training has to know of it."""
+
+    function: Callable[..., LossAndMetrics]
+    """From LossInputs, and the fields of `settings` by keyword, to the loss and to metrics.
+
+    A metric is (B, T) or (B, 1); its mean over the response tokens of a batch is recorded under its name."""
+    level: Literal["token", "sequence"] = "token"
+    """Whether the loss is that of each token, (B, T), or that of each response, (B, 1)."""
+    off_policy: bool = False
+    """Whether it compares the policy with an older one, and means nothing without updates that reuse rollouts."""
+    baseline: bool = True
+    """Whether a response is compared with its siblings; otherwise its advantage is its reward."""
+    settings: type = NoSettings
+    """A dataclass of its coefficients, with defaults."""
+
+
+def reinforce(inputs: LossInputs) -> LossAndMetrics:
+    """REINFORCE: -A * log pi."""
+    return -inputs.advantages * inputs.log_probs, {}
+
+
+def grpo_clip(inputs: LossInputs, cliprange: float, cliprange_high: float | None = None) -> LossAndMetrics:
+    """-min(ratio * A, clip(ratio, 1 - low, 1 + high) * A), with ratio = pi / pi_old.
 
     PPO's surrogate (arXiv 1707.06347, equation 7) as GRPO uses it (arXiv 2402.03300); two different ends are DAPO's
-    clip-higher (arXiv 2503.14476). `advantages` (B, 1), log-probabilities (B, T).
-
-    Returns the loss (B, T) and metadata: `clipped` (B, T), True where the clipped term decided and no gradient flows,
-    and `ratio` (B, T).
+    clip-higher (arXiv 2503.14476). `clipped` is True where the clipped term decides and no gradient flows.
     """
-    _require_token_arguments(advantages, policy_log_probs, old_log_probs)
-    return _clipped_surrogate(advantages, _ratio(policy_log_probs, old_log_probs), cliprange)
-
-
-def compute_grpo_no_clip_loss(advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor) -> LossAndMetadata:
-    """-ratio * A for every token, with ratio = pi / pi_old: the surrogate without its clip. (B, T) and `ratio`."""
-    _require_token_arguments(advantages, policy_log_probs, old_log_probs)
-    ratio = _ratio(policy_log_probs, old_log_probs)
-    return -ratio * advantages, {"ratio": ratio.detach()}
-
-
-def compute_gspo_loss(
-    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: ClipRange, response_mask: Tensor
-) -> LossAndMetadata:
-    """GRPO's clipped surrogate with one ratio for a whole response: (pi / pi_old) ** (1 / length).
-
-    Group sequence policy optimization (arXiv 2507.18071, equations 5 to 7). The sequence's loss stands at each of its
-    T positions, so that "sequence" normalization gives the published objective. Same metadata as `grpo_clip`.
-    """
-    _require_token_arguments(advantages, policy_log_probs, old_log_probs)
-    require_shape("response_mask", response_mask, policy_log_probs.shape)
-    lengths = response_mask.bool().sum(dim=1, keepdim=True).clamp(min=1)
-    log_ratio = masked_sum(policy_log_probs - old_log_probs.detach(), response_mask, dim=1).unsqueeze(1) / lengths
-    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp().expand_as(policy_log_probs)
-    return _clipped_surrogate(advantages, ratio, cliprange)
-
-
-def compute_cispo_loss(
-    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: ClipRange
-) -> LossAndMetadata:
-    """-stop_gradient(clip(ratio, 1 - low, 1 + high)) * A * log pi: the weight is clipped, no token loses its gradient.
-
-    CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). `clipped` (B, T) is True where the weight was clipped.
-    """
-    _require_token_arguments(advantages, policy_log_probs, old_log_probs)
-    lowest, highest = _clip_bounds(cliprange)
-    ratio = _ratio(policy_log_probs, old_log_probs).detach()
-    weights = ratio.clamp(lowest, highest)
-    return -weights * advantages * policy_log_probs, {"clipped": weights != ratio, "ratio": ratio}
-
-
-def _no_baseline_loss(raw_rewards: Tensor, policy_log_probs: Tensor) -> LossAndMetadata:
-    require_shape("raw_rewards", raw_rewards, (policy_log_probs.shape[0], 1))
-    return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
-
-
-def _reinforce_with_baseline_loss(advantages: Tensor, policy_log_probs: Tensor) -> LossAndMetadata:
-    require_shape("advantages", advantages, (policy_log_probs.shape[0], 1))
-    return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
-
-
-POLICY_GRADIENT_LOSSES: Mapping[str, tuple[Callable[..., LossAndMetadata], tuple[str, ...]]] = {
-    "no_baseline": (_no_baseline_loss, ("raw_rewards",)),
-    "reinforce_with_baseline": (_reinforce_with_baseline_loss, ("advantages",)),
-    "grpo_clip": (compute_grpo_clip_loss, ("advantages", "old_log_probs", "cliprange")),
-    "grpo_no_clip": (compute_grpo_no_clip_loss, ("advantages", "old_log_probs")),
-    "gspo": (compute_gspo_loss, ("advantages", "old_log_probs", "cliprange", "response_mask")),
-    "cispo": (compute_cispo_loss, ("advantages", "old_log_probs", "cliprange")),
-}
-"""Each loss type's function and what it needs beside `policy_log_probs`."""
-
-
-def _ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    log_ratio = log_probs - old_log_probs.detach()
-    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
-
-
-def _clipped_surrogate(advantages: Tensor, ratio: Tensor, cliprange: ClipRange) -> LossAndMetadata:
-    lowest, highest = _clip_bounds(cliprange)
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(lowest, highest) * advantages
+    ratio = _ratio(inputs.log_probs, inputs.old_log_probs)
+    unclipped = ratio * inputs.advantages
+    clipped = _clip(ratio, cliprange, cliprange_high) * inputs.advantages
     return -torch.minimum(unclipped, clipped), {"clipped": clipped < unclipped, "ratio": ratio.detach()}
 
 
-def _clip_bounds(cliprange: ClipRange) -> tuple[float, float]:
-    low, high = cliprange if isinstance(cliprange, tuple) else (cliprange, cliprange)
-    if not (low >= 0 and high >= 0):
-        raise ConfigError(f"cliprange is {cliprange}; it must be one number or (low, high), none of them negative")
-    return 1.0 - low, 1.0 + high
+def grpo_no_clip(inputs: LossInputs) -> LossAndMetrics:
+    """-ratio * A, with ratio = pi / pi_old: the surrogate without its clip."""
+    ratio = _ratio(inputs.log_probs, inputs.old_log_probs)
+    return -ratio * inputs.advantages, {"ratio": ratio.detach()}
 
 
-def _require_token_arguments(advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor) -> None:
-    require_shape("advantages", advantages, (policy_log_probs.shape[0], 1))
-    require_shape("old_log_probs", old_log_probs, policy_log_probs.shape)
+def gspo(inputs: LossInputs, cliprange: float, cliprange_high: float | None = None) -> LossAndMetrics:
+    """GRPO's clipped surrogate with one ratio for a whole response: (pi / pi_old) ** (1 / length).
+
+    Group sequence policy optimization (arXiv 2507.18071, equations 5 to 7); "sequence" normalization gives the
+    published objective.
+    """
+    lengths = inputs.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    log_ratio = masked_sum(inputs.log_probs - inputs.old_log_probs, inputs.mask, dim=1)[:, None] / lengths
+    of_responses = replace(inputs, log_probs=log_ratio, old_log_probs=torch.zeros_like(log_ratio))
+    return grpo_clip(of_responses, cliprange, cliprange_high)
+
+
+def cispo(inputs: LossInputs, cliprange: float, cliprange_high: float | None = None) -> LossAndMetrics:
+    """-stop_gradient(clip(ratio, 1 - low, 1 + high)) * A * log pi: the weight is clipped, no token loses its gradient.
+
+    CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). `clipped` is True where the weight was clipped.
+    """
+    ratio = _ratio(inputs.log_probs, inputs.old_log_probs).detach()
+    weights = _clip(ratio, cliprange, cliprange_high)
+    return -weights * inputs.advantages * inputs.log_probs, {"clipped": weights != ratio, "ratio": ratio}
+
+
+LOSSES = {
+    "no_baseline": Loss(reinforce, baseline=False),
+    "reinforce_with_baseline": Loss(reinforce),
+    "grpo_clip": Loss(grpo_clip, off_policy=True, settings=ClipSettings),
+    "grpo_no_clip": Loss(grpo_no_clip, off_policy=True),
+    "gspo": Loss(gspo, level="sequence", off_policy=True, settings=ClipSettings),
+    "cispo": Loss(cispo, off_policy=True, settings=ClipSettings),
+}
+"""The losses by name."""
+
+
+def find_loss(loss_type: str) -> Loss:
+    """The loss that a setting names: of LOSSES, or package.module:name of a Loss or of a function of LossInputs."""
+    found = look_up("loss_type", loss_type, LOSSES)
+    if not isinstance(found, Loss) and not callable(found):
+        raise ConfigError(f"loss_type is {loss_type!r}, which is {found!r}; it must be a Loss or a function")
+    return found if isinstance(found, Loss) else Loss(found)
+
+
+def settings_class(loss_type: str) -> type:
+    """The dataclass of a loss's coefficients."""
+    return find_loss(loss_type).settings
+
+
+def _ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    return (log_probs - old_log_probs.detach()).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+
+
+def _clip(ratio: Tensor, cliprange: float, cliprange_high: float | None) -> Tensor:
+    return ratio.clamp(1 - cliprange, 1 + (cliprange if cliprange_high is None else cliprange_high))
 
 
 def _require_groups(rewards: Tensor, advantage_eps: float) -> None:

@@ -6,6 +6,7 @@ mathematics stands in `losses`; training itself goes through `trainer`, which cu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,19 +15,11 @@ from torch import Tensor
 
 from veritune.core.errors import ConfigError, DataError
 from veritune.losses import (
-    POLICY_GRADIENT_LOSSES,
-    ClipRange,
     LengthNormalization,
-    LossAndMetadata,
-    LossType,
-    Metadata,
+    LossInputs,
     approximate_kl_k3,
-    compute_cispo_loss,
     compute_entropy,
-    compute_grpo_clip_loss,
-    compute_grpo_no_clip_loss,
-    compute_gspo_loss,
-    compute_naive_policy_gradient_loss,
+    find_loss,
     group_advantages,
     has_equal_rewards,
     masked_sum,
@@ -63,6 +56,10 @@ __all__ = [
 ]
 
 RewardFunction = Callable[[str, Any], float | Mapping[str, float]]
+ClipRange = float | tuple[float, float]
+"""One distance from 1 for both ends of the clip interval, or (low, high) as in DAPO's clip-higher."""
+Metadata = dict[str, Tensor]
+LossAndMetadata = tuple[Tensor, Metadata]
 
 
 def tokenize_prompt_and_output(prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: Any) -> Metadata:
@@ -191,33 +188,90 @@ def compute_group_normalized_rewards(
     return group_advantages(groups, advantage_eps, normalize_by_std).flatten(), raw_rewards, metadata
 
 
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
+    """`losses.reinforce` of A (B, 1) and log pi (B, T): (B, T).
+
+    The one loss that returns its tensor alone, as its published interface does.
+    """
+    require_shape("raw_rewards_or_advantages", raw_rewards_or_advantages, (policy_log_probs.shape[0], 1))
+    return compute_policy_gradient_loss(policy_log_probs, "no_baseline", raw_rewards=raw_rewards_or_advantages)[0]
+
+
+def compute_grpo_clip_loss(
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: ClipRange
+) -> LossAndMetadata:
+    """`losses.grpo_clip` of A (B, 1) and log-probabilities (B, T): the loss (B, T), `clipped` and `ratio` (B, T)."""
+    return compute_policy_gradient_loss(policy_log_probs, "grpo_clip", None, advantages, old_log_probs, cliprange)
+
+
+def compute_grpo_no_clip_loss(advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor) -> LossAndMetadata:
+    """`losses.grpo_no_clip` of A (B, 1) and log-probabilities (B, T): the loss (B, T) and `ratio` (B, T)."""
+    return compute_policy_gradient_loss(policy_log_probs, "grpo_no_clip", None, advantages, old_log_probs)
+
+
+def compute_gspo_loss(
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: ClipRange, response_mask: Tensor
+) -> LossAndMetadata:
+    """`losses.gspo` of A (B, 1), log-probabilities and mask (B, T): as `compute_grpo_clip_loss`.
+
+    The response's loss stands at each of its T positions.
+    """
+    return compute_policy_gradient_loss(
+        policy_log_probs, "gspo", None, advantages, old_log_probs, cliprange, response_mask
+    )
+
+
+def compute_cispo_loss(
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: ClipRange
+) -> LossAndMetadata:
+    """`losses.cispo` of A (B, 1) and log-probabilities (B, T): as `compute_grpo_clip_loss`."""
+    return compute_policy_gradient_loss(policy_log_probs, "cispo", None, advantages, old_log_probs, cliprange)
+
+
 def compute_policy_gradient_loss(
     policy_log_probs: Tensor,
-    loss_type: LossType,
+    loss_type: str,
     raw_rewards: Tensor | None = None,
     advantages: Tensor | None = None,
     old_log_probs: Tensor | None = None,
     cliprange: ClipRange | None = None,
     response_mask: Tensor | None = None,
 ) -> LossAndMetadata:
-    """The loss (B, T) of the named type, and its metadata. Arguments that the type does not need are ignored.
+    """The loss (B, T) of a name in `losses.LOSSES`, and its metadata. Arguments that it does not need are ignored.
 
     Raises ConfigError that names the argument which is missing or has the wrong shape, or the unknown type.
     """
-    given = {
-        "raw_rewards": raw_rewards,
-        "advantages": advantages,
-        "old_log_probs": old_log_probs,
-        "cliprange": cliprange,
-        "response_mask": response_mask,
-    }
-    if loss_type not in POLICY_GRADIENT_LOSSES:
-        raise ConfigError(f"loss_type is {loss_type!r}; allowed are {', '.join(POLICY_GRADIENT_LOSSES)}")
-    loss_function, required = POLICY_GRADIENT_LOSSES[loss_type]
-    missing = [name for name in required if given[name] is None]
+    loss, shape = find_loss(loss_type), policy_log_probs.shape
+    column = "advantages" if loss.baseline else "raw_rewards"
+    clips = any(field.name == "cliprange" for field in dataclasses.fields(loss.settings))
+    needed: dict[str, Any] = {column: advantages if loss.baseline else raw_rewards}
+    needed |= {"old_log_probs": old_log_probs} if loss.off_policy else {}
+    needed |= {"cliprange": cliprange} if clips else {}
+    needed |= {"response_mask": response_mask} if loss.level == "sequence" else {}
+    missing = [name for name, value in needed.items() if value is None]
     if missing:
-        raise ConfigError(f'{", ".join(missing)} missing; loss_type "{loss_type}" needs {", ".join(required)}')
-    return loss_function(policy_log_probs=policy_log_probs, **{name: given[name] for name in required})
+        raise ConfigError(f'{", ".join(missing)} missing; loss_type "{loss_type}" needs {", ".join(needed)}')
+    interval = _clip_interval(needed.pop("cliprange")) if clips else {}
+    for name, value in needed.items():
+        require_shape(name, value, (shape[0], 1) if name == column else shape)
+    old = needed.get("old_log_probs", policy_log_probs).detach()
+    mask = needed.get("response_mask", torch.ones_like(policy_log_probs)).bool()
+    inputs = LossInputs(
+        log_probs=policy_log_probs,
+        old_log_probs=old,
+        sampled_log_probs=old,
+        advantages=needed[column],
+        mask=mask,
+    )
+    values, metadata = loss.function(inputs, **interval)
+    return values.expand(shape), {name: value.expand(shape) for name, value in metadata.items()}
+
+
+def _clip_interval(cliprange: ClipRange) -> dict[str, float]:
+    low, high = cliprange if isinstance(cliprange, tuple) else (cliprange, cliprange)
+    if not (low >= 0 and high >= 0):
+        raise ConfigError(f"cliprange is {cliprange}; it must be one number or (low, high), none of them negative")
+    return {"cliprange": low, "cliprange_high": high}
 
 
 def sft_microbatch_train_step(
@@ -241,7 +295,7 @@ def grpo_microbatch_train_step(
     policy_log_probs: Tensor,
     response_mask: Tensor,
     gradient_accumulation_steps: int,
-    loss_type: LossType,
+    loss_type: str,
     raw_rewards: Tensor | None = None,
     advantages: Tensor | None = None,
     old_log_probs: Tensor | None = None,

@@ -1,5 +1,6 @@
 """Configs to TOML and back, and what is said of a wrong value."""
 
+import dataclasses
 import math
 import tomllib
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import pytest
 
 from veritune.core.config import field_documentation, from_mapping, to_toml
 from veritune.core.errors import ConfigError
+from veritune.losses import ClipSettings
 from veritune.recipes.config import GRPOConfig
 
 
@@ -78,7 +80,7 @@ def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(values, s
         ({"warmup_steps": 1000}, "warmup_steps is 1000"),
         ({"steps": 0}, "steps is 0"),
         ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
-        ({"cliprange": 0.0}, "cliprange is 0.0"),
+        ({"loss_settings": ClipSettings()}, "loss_type 'reinforce_with_baseline' takes NoSettings"),
         ({"temperature": float("inf")}, "temperature is inf; it must be .* finite"),
         ({"weight_decay": float("inf")}, "weight_decay is inf; it must be .* finite"),
         ({"kl_coefficient": float("inf")}, "kl_coefficient is inf; it must be .* finite"),
@@ -87,6 +89,24 @@ def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(values, s
 def test_impossible_settings_are_refused_before_anything_loads(settings, said):
     with pytest.raises(ConfigError, match=said):
         GRPOConfig(**settings)
+
+
+def test_a_loss_brings_its_coefficients():
+    values = {"loss_type": "cispo", "train_batch_size": 128, "loss": {"cliprange_high": 0.5}}
+    config = from_mapping(GRPOConfig, values, "test.toml")
+    assert config.loss_settings == ClipSettings(cliprange=0.2, cliprange_high=0.5)
+    assert from_mapping(GRPOConfig, tomllib.loads(to_toml(config)), "test.toml") == config
+    for settings, said in (
+        ({"cliprange": 0.0}, "loss.cliprange is 0.0; it must be positive"),
+        ({"cliprange_high": 0.1}, "loss.cliprange_high is 0.1; it must be at least cliprange"),
+        ({"clip": 0.1}, r"unknown setting 'loss.clip'; allowed are loss.cliprange, loss.cliprange_high"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            from_mapping(GRPOConfig, {**values, "loss": settings}, "test.toml")
+    with pytest.raises(ConfigError, match=r"unknown setting 'loss\.cliprange'"):  # of a loss that does not clip
+        from_mapping(GRPOConfig, {"loss": {"cliprange": 0.3}}, "test.toml")
+    changed = dataclasses.replace(GRPOConfig(), loss_type="gspo", train_batch_size=128)
+    assert changed.loss_settings == ClipSettings()
 
 
 def test_clipping_is_allowed_with_an_old_policy():

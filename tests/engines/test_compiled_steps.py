@@ -87,8 +87,8 @@ def test_a_matrix_in_panels():
     matrix = torch.cat((layer.mlp.gate, layer.mlp.up))  # (80, 24), and five panels
     assert panels.gate_and_up.shape == (5, 24, PANEL)
     assert panels.gate_and_up[3, 7, 2] == matrix[3 * PANEL + 2, 7]
-    assert panels.outwards.shape == (2, 24, PANEL)
-    assert np.count_nonzero(panels.outwards[1].numpy()[:, 8:]) == 0
+    assert panels.o_proj.shape == (2, 24, PANEL)
+    assert np.count_nonzero(panels.o_proj[1].numpy()[:, 8:]) == 0
 
 
 @torch.inference_mode()

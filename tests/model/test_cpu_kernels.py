@@ -10,7 +10,7 @@ import torch
 
 from veritune.model.kernels import cpu as cpu_kernels
 from veritune.model.packing import Packing, Segment, packed_attention
-from veritune.trainer.microbatches import add_supervised_gradient
+from veritune.trainer.microbatches import supervised_rank_backward
 
 pytestmark = pytest.mark.skipif(cpu_kernels.library() is None, reason="installed without a C compiler")
 
@@ -30,11 +30,11 @@ def test_rms_norm_and_its_gradients(size):
     exact = [each.double().requires_grad_() for each in (hidden, weight)]
     expected = exact[0] * exact[1] / (exact[0].square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
     close(cpu_kernels.rms_norm(hidden, weight, 1e-5), expected.detach())
-    slope = drawn(2, 5, size, seed=2)
-    of_hidden, of_weight = torch.autograd.grad(expected, exact, slope.double())
-    found = cpu_kernels.rms_norm_backward(slope, hidden, weight, 1e-5)
-    close(found[0], of_hidden)
-    torch.testing.assert_close(found[1].double(), of_weight, rtol=1e-5, atol=1e-5)
+    grad_output = drawn(2, 5, size, seed=2)
+    grad_hidden, grad_weight = torch.autograd.grad(expected, exact, grad_output.double())
+    found = cpu_kernels.rms_norm_backward(grad_output, hidden, weight, 1e-5)
+    close(found[0], grad_hidden)
+    torch.testing.assert_close(found[1].double(), grad_weight, rtol=1e-5, atol=1e-5)
 
 
 def test_rms_norm_of_nothing_but_zeros():
@@ -53,9 +53,9 @@ def test_swiglu_and_its_gradients_over_all_of_their_range():
     exact = [each.double().requires_grad_() for each in (gate, up)]
     expected = exact[0] * torch.sigmoid(exact[0]) * exact[1]
     close(cpu_kernels.swiglu(gate, up), expected.detach())
-    slope = drawn(4, 10_000, seed=2)
-    wanted = torch.autograd.grad(expected, exact, slope.double())
-    cpu_kernels.swiglu_backward_(slope, gate, up)
+    grad_output = drawn(4, 10_000, seed=2)
+    wanted = torch.autograd.grad(expected, exact, grad_output.double())
+    cpu_kernels.swiglu_backward_(grad_output, gate, up)
     torch.testing.assert_close(gate.double(), wanted[0], rtol=1e-5, atol=2e-5)
     close(up, wanted[1])
 
@@ -90,7 +90,7 @@ def test_packed_attention_and_its_gradients_are_those_of_a_dense_mask(heads, kv_
         for token in range(first, first + length):
             mask[token, first : token + 1] = mask[token, prompt : prompt + prompt_length] = True
     query, key, value = (drawn(73, count, size, seed=seed) for seed, count in enumerate((heads, kv_heads, kv_heads)))
-    slope = drawn(73, heads, size, seed=5)
+    grad_output = drawn(73, heads, size, seed=5)
     exact = [each.double().requires_grad_() for each in (query, key, value)]
     q, k, v = (each.transpose(0, 1) for each in exact)
     k, v = (each.repeat_interleave(heads // kv_heads, dim=0) for each in (k, v))
@@ -100,8 +100,8 @@ def test_packed_attention_and_its_gradients_are_those_of_a_dense_mask(heads, kv_
     output, logsumexp = cpu_kernels.packed_attention(query, key, value, table, 0.3)
     torch.testing.assert_close(output.double(), expected.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logsumexp.double(), scores.logsumexp(dim=-1).detach(), rtol=1e-5, atol=1e-5)
-    wanted = torch.autograd.grad(expected, exact, slope.double())
-    found = cpu_kernels.packed_attention_backward(slope, query, key, value, output, logsumexp, table, 0.3)
+    wanted = torch.autograd.grad(expected, exact, grad_output.double())
+    found = cpu_kernels.packed_attention_backward(grad_output, query, key, value, output, logsumexp, table, 0.3)
     for ours, theirs in zip(found, wanted, strict=True):
         assert (ours - theirs).norm() < 2e-6 * theirs.norm()
 
@@ -128,7 +128,7 @@ def test_a_models_gradient_is_that_without_the_kernels(random_policy, monkeypatc
 
     def gradient():
         model = copy.deepcopy(random_policy.model)
-        loss = add_supervised_gradient(
+        loss = supervised_rank_backward(
             dataclasses.replace(random_policy, model=model),
             list(zip(prompts, responses, strict=True)),
             response_tokens=27,

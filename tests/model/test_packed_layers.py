@@ -45,7 +45,7 @@ def kernels(request, monkeypatch):
 
 
 def test_rms_norm_by_hand():
-    """x = (3, 4), mean square 12.5, weight (2, 10), slope (1, 0).
+    """x = (3, 4), mean square 12.5, weight (2, 10), grad_output (1, 0).
 
     y_0 = 2 x_0 / r with r = sqrt(12.5); dy_0/dx_0 = 2 (1/r - x_0^2 / (2 r^3)) and dy_0/dx_1 = -2 x_0 x_1 / (2 r^3).
     """
@@ -64,11 +64,11 @@ def test_rms_norm_is_the_models_own(dtype, tolerance):
     norm = copy.deepcopy(make_model("qwen3").model.norm).to(dtype)
     size = len(norm.weight)
     norm.weight.data = drawn(size, seed=1, dtype=dtype)
-    hidden, slope = drawn(9, 3, size, dtype=dtype).requires_grad_(), drawn(9, 3, size, seed=2, dtype=dtype)
+    hidden, grad_output = drawn(9, 3, size, dtype=dtype).requires_grad_(), drawn(9, 3, size, seed=2, dtype=dtype)
     theirs, epsilon = norm(hidden), norm.variance_epsilon
     assert torch.equal(rms_norm(hidden, norm.weight, epsilon), theirs)
-    wanted = torch.autograd.grad(theirs, (hidden, norm.weight), slope)
-    for got, want in zip(rms_norm_backward(slope, hidden, norm.weight, epsilon), wanted, strict=True):
+    wanted = torch.autograd.grad(theirs, (hidden, norm.weight), grad_output)
+    for got, want in zip(rms_norm_backward(grad_output, hidden, norm.weight, epsilon), wanted, strict=True):
         assert got.dtype == want.dtype and (got - want).norm() / want.norm() < tolerance
 
 
@@ -76,11 +76,11 @@ def test_rms_norm_is_the_models_own(dtype, tolerance):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_swiglu_is_autograds_bit_for_bit(dtype):
     gate, up = (drawn(7, 12, seed=seed, dtype=dtype).requires_grad_() for seed in (1, 2))
-    theirs, slope = torch.nn.functional.silu(gate) * up, drawn(7, 12, seed=9, dtype=dtype)
-    wanted = torch.autograd.grad(theirs, (gate, up), slope)
+    theirs, grad_output = torch.nn.functional.silu(gate) * up, drawn(7, 12, seed=9, dtype=dtype)
+    wanted = torch.autograd.grad(theirs, (gate, up), grad_output)
     with torch.no_grad():
         assert torch.equal(swiglu(gate, up), theirs)
-        for got, want in zip(swiglu_backward(slope, gate, up), wanted, strict=True):
+        for got, want in zip(swiglu_backward(grad_output, gate, up), wanted, strict=True):
             assert torch.equal(got, want)
 
 
@@ -102,9 +102,9 @@ def trained_model(name, dtype):
 
 
 def gradients(model, hidden):
-    slope = drawn(*hidden.shape, seed=11, dtype=hidden.dtype)
+    grad_output = drawn(*hidden.shape, seed=11, dtype=hidden.dtype)
     inner = dict(model.base_model.named_parameters())
-    return dict(zip(inner, torch.autograd.grad(hidden, list(inner.values()), slope), strict=True))
+    return dict(zip(inner, torch.autograd.grad(hidden, list(inner.values()), grad_output), strict=True))
 
 
 def by_the_model(model, prompts=PROMPTS, responses=RESPONSES):

@@ -18,8 +18,8 @@ from veritune.engines.native.engine import NativeEngine
 from veritune.model.parallel import ALONE, share_rows, start_workers
 from veritune.recipes.config import GRPOConfig
 from veritune.trainer.loop import prepare_model
-from veritune.trainer.microbatches import add_supervised_gradient
-from veritune.trainer.policy_gradient import accumulate_gradient
+from veritune.trainer.microbatches import supervised_rank_backward
+from veritune.trainer.policy_gradient import batch_backward
 
 CONFIG = GRPOConfig(rollout_batch_size=8, train_batch_size=8, group_size=2, microbatch_tokens=20, max_tokens=12)
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [14, 15, 16, 17, 18]]
@@ -99,10 +99,10 @@ def test_what_is_sampled_does_not_depend_on_how_many_sample(policy, workers):
 def test_the_gradient_is_the_sum_of_the_shares(policy, workers, old):
     config = dataclasses.replace(CONFIG, loss_type="grpo_clip", epochs_per_rollout_batch=2) if old else CONFIG
     given_old = [torch.full((3 + row,), -5.0) for row in range(8)] if old else None
-    metrics = accumulate_gradient(config, policy, rollouts(), range(8), given_old)
+    metrics = batch_backward(config, policy, rollouts(), range(8), given_old)
     alone = gradient_of(policy)
     for _ in range(2):  # a second time, nothing of the first is left
-        shared_metrics = accumulate_gradient(config, policy, rollouts(), range(8), given_old, workers=workers)
+        shared_metrics = batch_backward(config, policy, rollouts(), range(8), given_old, workers=workers)
         shared = gradient_of(policy)
         assert (shared - alone).norm() / alone.norm() < 1e-6 and alone.norm() > 0
         assert shared_metrics == pytest.approx(metrics, rel=1e-5)
@@ -111,7 +111,7 @@ def test_the_gradient_is_the_sum_of_the_shares(policy, workers, old):
 
 def test_a_batch_without_advantage_has_no_gradient_in_any_process(policy, workers):
     worthless = [dataclasses.replace(rollout, advantage=0.0) for rollout in rollouts()]
-    metrics = accumulate_gradient(CONFIG, policy, worthless, range(8), workers=workers)
+    metrics = batch_backward(CONFIG, policy, worthless, range(8), workers=workers)
     assert metrics["loss"] == 0 and gradient_of(policy).count_nonzero() == 0
 
 
@@ -193,10 +193,10 @@ def test_one_process_is_this_one_and_more_need_a_cpu(random_policy):
 def test_a_supervised_share_counts_the_whole_batchs_tokens(policy, workers):
     pairs = [(prompt, [20 + index, 30, 40]) for index, prompt in enumerate(PROMPTS)]
     workers.everywhere(policy, prepare_model, False)
-    loss = add_supervised_gradient(policy, pairs, 12, 100)
+    loss = supervised_rank_backward(policy, pairs, 12, 100)
     alone = gradient_of(policy)
-    losses = workers.add_gradients(policy, add_supervised_gradient, [([pair], 12, 100) for pair in pairs[:3]])
-    losses.append(add_supervised_gradient(policy, pairs[3:], 12, 100))
+    losses = workers.add_gradients(policy, supervised_rank_backward, [([pair], 12, 100) for pair in pairs[:3]])
+    losses.append(supervised_rank_backward(policy, pairs[3:], 12, 100))
     shared = gradient_of(policy)
     assert sum(losses) == pytest.approx(loss, rel=1e-6)
     assert (shared - alone).norm() / alone.norm() < 1e-6

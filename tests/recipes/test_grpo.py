@@ -18,7 +18,7 @@ from veritune.model.policy import Policy
 from veritune.recipes import grpo
 from veritune.recipes.config import GRPOConfig
 from veritune.trainer.loop import Session
-from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
+from veritune.trainer.policy_gradient import batch_backward, score_rollouts
 
 SMALL = GRPOConfig(
     steps=4,
@@ -123,7 +123,7 @@ def test_the_gradient_is_that_of_the_whole_batch(random_policy, microbatch_token
             scores + 0.3 * torch.randn(scores.shape, generator=noise)
             for scores in score_rollouts(config, policy, rollouts)
         ]
-    metrics = accumulate_gradient(config, policy, rollouts, range(5), old)
+    metrics = batch_backward(config, policy, rollouts, range(5), old)
     loss, expected = loss_by_hand(policy, rollouts, old)
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.model.parameters()]).double()
     assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
@@ -136,7 +136,7 @@ def test_constant_normalization_divides_by_the_constant(random_policy):
     policy = fresh(random_policy)
     rollouts = rollouts_with(policy, [1.0, -1.0])
     config = dataclasses.replace(SMALL, length_normalization="constant", normalize_constant=50.0)
-    metrics = accumulate_gradient(config, policy, rollouts, range(2), None)
+    metrics = batch_backward(config, policy, rollouts, range(2), None)
     assert metrics["loss"] == pytest.approx(loss_by_hand(policy, rollouts, divisor=50)[0], rel=1e-4)
 
 
@@ -157,15 +157,15 @@ def test_a_tokens_loss_is_weighted_by_what_the_engines_arithmetic_got_wrong(rand
         )
         for rollout, own in zip(rollouts, exact, strict=True)
     ]
-    accumulate_gradient(config, policy, rollouts, range(2))
-    accumulate_gradient(dataclasses.replace(config, importance_correction=False), plain, rollouts, range(2))
+    batch_backward(config, policy, rollouts, range(2))
+    batch_backward(dataclasses.replace(config, importance_correction=False), plain, rollouts, range(2))
     for corrected, uncorrected in zip(policy.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(corrected.grad, uncorrected.grad * weight, rtol=1e-3, atol=1e-5)
 
 
 def test_a_batch_without_any_advantage_still_moves_by_momentum_alone(random_policy):
     policy = fresh(random_policy)
-    metrics = accumulate_gradient(SMALL, policy, rollouts_with(policy, [0.0, 0.0]), range(2), None)
+    metrics = batch_backward(SMALL, policy, rollouts_with(policy, [0.0, 0.0]), range(2), None)
     assert metrics["loss"] == 0
     assert all(parameter.grad.count_nonzero() == 0 for parameter in policy.model.parameters())
 

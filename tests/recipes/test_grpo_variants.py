@@ -11,12 +11,13 @@ from vowels import VowelTask, fresh
 
 from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Rollout, Score
+from veritune.losses import ClipSettings
 from veritune.recipes import grpo
 from veritune.recipes.config import GRPOConfig
 from veritune.recipes.grpo import advantages_of, sample_groups
 from veritune.trainer.evaluate import summarize
 from veritune.trainer.loop import Session
-from veritune.trainer.policy_gradient import accumulate_gradient, score_rollouts
+from veritune.trainer.policy_gradient import batch_backward, score_rollouts
 
 SMALL = GRPOConfig(max_tokens=40, rollout_batch_size=8, group_size=4, train_batch_size=8, epochs_per_rollout_batch=2)
 REWARDS = [[1.0, 0.1, 0.0, 1.0], [0.1, 0.0, 0.0, 0.1]]
@@ -106,9 +107,13 @@ VARIANTS = {
         clip(0.2, 0.2),
     ),
     "no_clip": ({"loss_type": "grpo_no_clip"}, over_the_deviation, no_clip),
-    "clip_higher": ({"loss_type": "grpo_clip", "cliprange_high": 0.5}, over_the_deviation, clip(0.2, 0.5)),
-    "gspo": ({"loss_type": "gspo", "cliprange": 0.03}, over_the_deviation, gspo),
-    "cispo": ({"loss_type": "cispo", "cliprange_high": 0.4}, over_the_deviation, cispo),
+    "clip_higher": (
+        {"loss_type": "grpo_clip", "loss_settings": ClipSettings(cliprange_high=0.5)},
+        over_the_deviation,
+        clip(0.2, 0.5),
+    ),
+    "gspo": ({"loss_type": "gspo", "loss_settings": ClipSettings(cliprange=0.03)}, over_the_deviation, gspo),
+    "cispo": ({"loss_type": "cispo", "loss_settings": ClipSettings(cliprange_high=0.4)}, over_the_deviation, cispo),
     "rloo": (
         {"loss_type": "reinforce_with_baseline", "baseline": "leave_one_out", "normalize_by_std": False},
         leave_one_out,
@@ -167,7 +172,7 @@ def test_the_gradient_is_that_of_the_plain_loop(random_policy, variant, microbat
     rollouts = rollouts_worth(policy, advantages)
     now = score_rollouts(config, policy, rollouts)
     old, reference = noisy(now, 1, 0.3), noisy(now, 2, 0.5)
-    metrics = accumulate_gradient(config, policy, rollouts, range(8), old, reference if config.kl_coefficient else None)
+    metrics = batch_backward(config, policy, rollouts, range(8), old, reference if config.kl_coefficient else None)
     loss, expected = loss_by_hand(policy, config, rollouts, term, old, reference)
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.model.parameters()]).double()
     assert metrics["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
@@ -183,7 +188,7 @@ def test_the_variants_are_different_gradients(random_policy):
         rollouts = rollouts_worth(policy, advantages)
         now = score_rollouts(config, policy, rollouts)
         reference = noisy(now, 2, 0.5) if config.kl_coefficient else None
-        accumulate_gradient(config, policy, rollouts, range(8), noisy(now, 1, 0.3), reference)
+        batch_backward(config, policy, rollouts, range(8), noisy(now, 1, 0.3), reference)
         gradients[variant] = torch.cat([parameter.grad.flatten() for parameter in policy.model.parameters()])
     for (a, first), (b, second) in itertools.combinations(gradients.items(), 2):
         assert (first - second).norm() > 1e-2 * first.norm(), (a, b)
@@ -193,7 +198,7 @@ def test_the_mismatch_is_the_k3_estimate_between_engine_and_trainer(random_polic
     policy = fresh(random_policy)
     rollouts = rollouts_worth(policy, [1.0, -1.0, 0.5, -0.5])
     config = dataclasses.replace(SMALL, loss_type="reinforce_with_baseline")
-    metrics = accumulate_gradient(config, policy, rollouts, range(4))
+    metrics = batch_backward(config, policy, rollouts, range(4))
     # The tokens are the engine's, so KL(engine || trainer) is the mean of r - 1 - log r with r = trainer / engine.
     estimates = []
     for rollout, scored in zip(rollouts, score_rollouts(config, policy, rollouts), strict=True):

@@ -23,7 +23,7 @@ from veritune.trainer.microbatches import (
     pad_responses,
     prove_packing,
     score_responses,
-    supervised_gradient,
+    supervised_backward,
 )
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_a_cut_does_not_change_the_gradient(random_policy, budget):
     def gradient(token_budget, dtype):
         model = copy.deepcopy(random_policy.model).to(dtype)
         for microbatch in cut_microbatches(prompts, responses, range(9), token_budget=token_budget, device=CPU):
-            supervised_gradient(model, microbatch, total)
+            supervised_backward(model, microbatch, total)
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
 
     reference = gradient(10_000, torch.float64)
@@ -121,7 +121,7 @@ def test_gradients_are_those_of_cross_entropy_over_whole_rows(random_policy, tie
     prompts[1] = prompts[0]
     for part in (range(3), range(3, 5)):  # the second pass finds the gradient of the first
         (microbatch,) = cut_microbatches(prompts, responses, part, token_budget=10_000, device=CPU)
-        supervised_gradient(model, microbatch, 1)
+        supervised_backward(model, microbatch, 1)
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert ("lm_head.weight" in ours) != tied
     model.zero_grad()
@@ -142,7 +142,7 @@ def test_what_is_looked_up_often_is_summed_in_single_precision(random_policy):
     def gradient(dtype):
         model = copy.deepcopy(random_policy.model).to(dtype)
         (microbatch,) = cut_microbatches(prompts, responses, range(8), token_budget=10_000, device=CPU)
-        supervised_gradient(model, microbatch, 16)
+        supervised_backward(model, microbatch, 16)
         return model.get_input_embeddings().weight.grad.double()
 
     reference = gradient(torch.float64)
@@ -161,7 +161,7 @@ def test_activation_checkpointing_changes_no_gradient(random_policy, monkeypatch
             checkpoint_activations(model)
         calls = []
         monkeypatch.setattr(decoder_layer, "attend", lambda *given, calls=calls: calls.append(1) or attend(*given))
-        supervised_gradient(model, batch, 100)
+        supervised_backward(model, batch, 100)
         assert len(calls) == len(model.base_model.layers) * (1 + checkpointing)
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(*gradients, rtol=0, atol=0)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from veritune.core.errors import ConfigError, blot_logins
 from veritune.core.registry import allowed_words
-from veritune.core.tables import flatten, full_names, table, tables
+from veritune.core.tables import NoSettings, flatten, full_names, table, tables
 from veritune.core.types import EngineSettings
 
 Config = TypeVar("Config")
@@ -160,11 +160,11 @@ def require(config: Any, field: str, holds: bool, allowed: str) -> None:
 
 
 def fill_tables(config: Any) -> None:
-    """Give every table that is None its defaults; refuse one that does not belong to the choice."""
+    """Give every table without settings its defaults; refuse one that does not belong to the choice."""
     for each in tables(type(config)):
         chosen, given = getattr(config, each.choice), getattr(config, each.field)
         settings_class = each.settings_class(chosen)
-        if given is None:
+        if given is None or type(given) is NoSettings:
             # The config is frozen against everyone else.
             object.__setattr__(config, each.field, _build(settings_class, {}, each.choice, f"{each.name}."))
         elif type(given) is not settings_class:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from veritune.core.errors import EngineError
 from veritune.core.types import Completion, Engine, Sampling
-from veritune.model.decoder_layer import packed_hidden_states
-from veritune.model.head import score_tokens
+from veritune.model.head import response_log_probs
 from veritune.model.packing import pack_rows
 
 SAMPLING = Sampling(temperature=2.0, max_tokens=8, n=8, seed=0)
@@ -78,7 +77,6 @@ def trainer_log_probs(model: Any, completions: Sequence[Completion]) -> tuple[Te
     )
     was_training = model.training
     model.eval()
-    hidden = packed_hidden_states(model, packed)
+    log_probs = response_log_probs(model, packed, SAMPLING.temperature)
     model.train(was_training)
-    scores = score_tokens(hidden, model.get_output_embeddings(), packed.labels, SAMPLING.temperature)
-    return scores.cpu().split([len(response) for response in responses])
+    return log_probs.cpu().split([len(response) for response in responses])

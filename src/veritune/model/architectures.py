@@ -24,15 +24,15 @@ class AttentionWeights(NamedTuple):
     query_norm: Tensor | None
     """(D,) of each head, where heads are normed before they are rotated."""
     key_norm: Tensor | None
-    outwards: Tensor
+    o_proj: Tensor
 
     @property
-    def inwards(self) -> Tensor:
+    def qkv_proj(self) -> Tensor:
         """A copy of the matrices to queries, keys and values as one."""
         return torch.cat((self.query, self.key, self.value))
 
     @property
-    def inwards_bias(self) -> Tensor | None:
+    def qkv_bias(self) -> Tensor | None:
         biases = [bias for bias in (self.query_bias, self.key_bias, self.value_bias) if bias is not None]
         return torch.cat(biases) if biases else None
 
@@ -58,39 +58,44 @@ class LayerWeights(NamedTuple):
     mlp: MLPWeights
 
 
-def layers_of(model: Any) -> list[LayerWeights] | None:
-    """The model's own parameters; None where it is of another shape, or has adapters on its layers."""
+def has_packed_layers(model: Any) -> bool:
+    """Whether the model's layers are those above; not where they are of another shape or have adapters."""
     if model.config.model_type not in FAMILY or model.config.hidden_act != "silu":
-        return None
-    layers = []
+        return False
     for layer in model.base_model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        query, key, value = inwards = (attention.q_proj, attention.k_proj, attention.v_proj)
-        others = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        if any(type(linear) is not torch.nn.Linear for linear in (*inwards, *others)):
-            return None
-        if any(linear.bias is not None for linear in others):
-            return None
-        normed = hasattr(attention, "q_norm")
-        layers.append(
-            LayerWeights(
-                attention.head_dim,
-                AttentionWeights(
-                    layer.input_layernorm.weight,
-                    *(query.weight, query.bias, key.weight, key.bias, value.weight, value.bias),
-                    attention.q_norm.weight if normed else None,
-                    attention.k_norm.weight if normed else None,
-                    attention.o_proj.weight,
-                ),
-                MLPWeights(
-                    layer.post_attention_layernorm.weight,
-                    mlp.gate_proj.weight,
-                    mlp.up_proj.weight,
-                    mlp.down_proj.weight,
-                ),
-            )
-        )
-    return layers
+        without_bias = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        linears = (attention.q_proj, attention.k_proj, attention.v_proj, *without_bias)
+        if any(type(linear) is not torch.nn.Linear for linear in linears):
+            return False
+        if any(linear.bias is not None for linear in without_bias):
+            return False
+    return True
+
+
+def layers_of(model: Any) -> list[LayerWeights] | None:
+    """The parameters of the model's layers; None where they are not those above."""
+    return [weights_of(layer) for layer in model.base_model.layers] if has_packed_layers(model) else None
+
+
+def weights_of(layer: Any) -> LayerWeights:
+    """The parameters of a layer of a model that `has_packed_layers`."""
+    attention, mlp = layer.self_attn, layer.mlp
+    normed = hasattr(attention, "q_norm")
+    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
+    return LayerWeights(
+        attention.head_dim,
+        AttentionWeights(
+            layer.input_layernorm.weight,
+            *(query.weight, query.bias, key.weight, key.bias, value.weight, value.bias),
+            attention.q_norm.weight if normed else None,
+            attention.k_norm.weight if normed else None,
+            attention.o_proj.weight,
+        ),
+        MLPWeights(
+            layer.post_attention_layernorm.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
+        ),
+    )
 
 
 def rotary_of(model: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

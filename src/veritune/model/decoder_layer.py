@@ -1,14 +1,15 @@
 """The layers of a model over a packed sequence: for training, for scoring, and for the prompts of a rollout.
 
-Models of a `families.FAMILY` run the two blocks below, forwards and backwards; any other model runs its own layers
-with our attention. A block keeps for its backward pass only what it cannot do without: its input, what goes into
-attention and comes out of it, and the gate and the up of a SwiGLU. The rest is computed again, element by element. So a
-layer keeps about half of what autograd does, and its passes make few tensors that are soon given back.
+Models of an `architectures.FAMILY` run the two blocks below, forwards and backwards; any other model runs its own
+layers with our attention. A block keeps for its backward pass its input, the input and the output of attention, and the
+gate and the up of a SwiGLU. The rest is computed again, element by element. So a layer keeps about half of what
+autograd does, and its passes make few tensors that are soon given back. A weight that is not trained costs no product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from veritune.model.architectures import AttentionWeights, LayerWeights, MLPWeights, layers_of, rotary_of
+from veritune.model.architectures import (
+    AttentionWeights,
+    LayerWeights,
+    MLPWeights,
+    has_packed_layers,
+    rotary_of,
+    weights_of,
+)
+from veritune.model.gradients import Embedding
 from veritune.model.kernels import cpu as cpu_kernels
 from veritune.model.packing import PackedRows, Packing, Segment, attention_backward, attention_forward
 
@@ -32,24 +41,46 @@ class Surroundings(NamedTuple):
 
 def packed_hidden_states(model: Any, packed: PackedRows) -> Tensor:
     """The last hidden state that predicts each response token, (R, E), of a model that `as_policy` has wrapped."""
-    layers = layers_of(model)
-    if layers is None:
+    embedding = model.get_input_embeddings()
+    if not has_packed_layers(model):
+        own = type(embedding) is torch.nn.Embedding
         output = model.base_model(
-            input_ids=packed.input_ids,
+            input_ids=None if own else packed.input_ids,
+            inputs_embeds=_embed(embedding, packed.input_ids[0])[None] if own else None,
             position_ids=packed.position_ids,
             attention_mask=packed.input_ids.new_empty(1, 1, 1, 1),  # of four dimensions, so that none is made
             packing=packed.packing,
             use_cache=False,
         )
         return output.last_hidden_state[0].index_select(0, packed.predictors)
-    hidden, surroundings = _embed(model, packed.input_ids, packed.position_ids, packed.packing)
-    keeps_inputs_alone = model.training and model.base_model.layers[0].gradient_checkpointing
-    for layer in layers:
-        if keeps_inputs_alone:
-            hidden = checkpoint(_layer, hidden, surroundings, layer, use_reentrant=False, preserve_rng_state=False)
-        else:
-            hidden = _layer(hidden, surroundings, layer)
+    hidden = _embed(embedding, packed.input_ids[0])
+    surroundings = _surroundings(model, hidden, packed.position_ids, packed.packing)
+    for layer in model.base_model.layers:
+        hidden = as_method(layer, packed_layer)(hidden, surroundings)
     return RMSNorm.apply(hidden.index_select(0, packed.predictors), model.base_model.norm.weight, surroundings.epsilon)
+
+
+def as_method(module: torch.nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of a module and more: the module's method of the same name where it has one.
+
+    FSDP2 gathers the weights of a module around a method that was given to `register_fsdp_forward_method`.
+    """
+    return getattr(module, function.__name__, None) or partial(function, module)
+
+
+def packed_layer(layer: Any, hidden: Tensor, surroundings: Surroundings) -> Tensor:
+    """Hidden states (N, E) after a model's decoder layer."""
+    _, attention, mlp = weights_of(layer)
+
+    def blocks(hidden: Tensor) -> Tensor:
+        result: Tensor = MLPBlock.apply(
+            AttentionBlock.apply(hidden, surroundings, *attention), surroundings.epsilon, *mlp
+        )
+        return result
+
+    if layer.training and layer.gradient_checkpointing:
+        return checkpoint(blocks, hidden, use_reentrant=False, preserve_rng_state=False)
+    return blocks(hidden)
 
 
 def prefill(
@@ -66,11 +97,12 @@ def prefill(
     segments = tuple(
         Segment(end - len(prompt), len(prompt)) for end, prompt in zip(ends.tolist(), prompts_ids, strict=True)
     )
-    places = torch.arange(int(lengths.max()))
-    written = (places < lengths[:, None]).to(device)
+    positions = torch.arange(int(lengths.max()))
+    written = (positions < lengths[:, None]).to(device)
     input_ids = torch.tensor([token for prompt in prompts_ids for token in prompt], device=device)
-    position_ids = places.to(device).expand_as(written)[written]
-    hidden, surroundings = _embed(model, input_ids[None], position_ids[None], Packing(segments, device))
+    position_ids = positions.to(device).expand_as(written)[written]
+    hidden = _embed(model.get_input_embeddings(), input_ids)
+    surroundings = _surroundings(model, hidden, position_ids[None], Packing(segments, device))
     stored = []
     for layer in layers:
         hidden, kept = attend(hidden, surroundings, layer.attention)
@@ -82,23 +114,22 @@ def prefill(
 
 
 def _apart(vectors: Tensor, written: Tensor) -> Tensor:
-    """(N, K, D) of prompts end to end to (P, K, T, D), where `written` (P, T) has N places."""
+    """(N, K, D) of prompts end to end to (P, K, T, D), where `written` (P, T) is True N times."""
     padded = vectors.new_zeros(*written.shape, *vectors.shape[1:])
     padded[written] = vectors
     return padded.transpose(1, 2)
 
 
-def _embed(model: Any, input_ids: Tensor, position_ids: Tensor, packing: Packing) -> tuple[Tensor, Surroundings]:
-    """Hidden states (N, E) before the first layer, of ids and positions (1, N)."""
-    hidden = model.base_model.embed_tokens(input_ids)
-    cosine, sine = rotary_of(model, hidden, position_ids)
-    return hidden[0], Surroundings(packing, cosine[0].contiguous(), sine[0], model.config.rms_norm_eps)
-
-
-def _layer(hidden: Tensor, surroundings: Surroundings, layer: LayerWeights) -> Tensor:
-    hidden = AttentionBlock.apply(hidden, surroundings, *layer.attention)
-    result: Tensor = MLPBlock.apply(hidden, surroundings.epsilon, *layer.mlp)
+def _embed(embedding: Any, ids: Tensor) -> Tensor:
+    """(N, E) of ids (N,)"""
+    result: Tensor = Embedding.apply(embedding.weight, ids, embedding.padding_idx)
     return result
+
+
+def _surroundings(model: Any, hidden: Tensor, position_ids: Tensor, packing: Packing) -> Surroundings:
+    """Of hidden states (N, E) and their positions (1, N)."""
+    cosine, sine = rotary_of(model, hidden[None], position_ids)
+    return Surroundings(packing, cosine[0].contiguous(), sine[0], model.config.rms_norm_eps)
 
 
 # --- Attention ---------------------------------------------------------------------------------------------------
@@ -110,10 +141,10 @@ class KeptByAttention(NamedTuple):
     query: Tensor  # (N, H, D), rotated
     key: Tensor  # (N, K, D), rotated
     value: Tensor  # (N, K, D)
-    mixed: Tensor  # (N, H, D)
+    attention_output: Tensor  # (N, H, D)
     logsumexp: Tensor  # (H, N)
-    plain_query: Tensor | None  # (N, H, D) and (N, K, D), before they are normed: where they are
-    plain_key: Tensor | None
+    query_before_norm: Tensor | None  # (N, H, D), where queries and keys are normed
+    key_before_norm: Tensor | None  # (N, K, D)
 
 
 def attend(hidden: Tensor, surroundings: Surroundings, weights: AttentionWeights) -> tuple[Tensor, KeptByAttention]:
@@ -129,15 +160,15 @@ def attend(hidden: Tensor, surroundings: Surroundings, weights: AttentionWeights
             (weights.value, weights.value_bias),
         )
     )
-    plain_query = plain_key = None
+    query_before_norm = key_before_norm = None
     if weights.query_norm is not None and weights.key_norm is not None:
-        plain_query, plain_key = query, key
+        query_before_norm, key_before_norm = query, key
         query = rms_norm(query, weights.query_norm, epsilon)
         key = rms_norm(key, weights.key_norm, epsilon)
     query, key = rotate_(query, cosine, sine), rotate_(key, cosine, sine)
-    mixed, logsumexp = attention_forward(query, key, value, packing, size**-0.5)
-    result = torch.addmm(hidden, mixed.flatten(1), weights.outwards.T)
-    return result, KeptByAttention(query, key, value, mixed, logsumexp, plain_query, plain_key)
+    attention_output, logsumexp = attention_forward(query, key, value, packing, size**-0.5)
+    result = torch.addmm(hidden, attention_output.flatten(1), weights.o_proj.T)
+    return result, KeptByAttention(query, key, value, attention_output, logsumexp, query_before_norm, key_before_norm)
 
 
 class AttentionBlock(torch.autograd.Function):
@@ -151,44 +182,52 @@ class AttentionBlock(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(context: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(context: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, *saved = context.saved_tensors
         kept = KeptByAttention(*saved[: len(KeptByAttention._fields)])
         weights = AttentionWeights(*saved[len(KeptByAttention._fields) :])
         packing, cosine, sine, epsilon = context.surroundings
-        of_outwards = slope.T @ kept.mixed.flatten(1)
-        of_mixed = (slope @ weights.outwards).view_as(kept.mixed)
-        by_attention = (kept.query, kept.key, kept.value, kept.mixed, kept.logsumexp, packing)
-        of_query, of_key, of_value = attention_backward(of_mixed, *by_attention, cosine.shape[-1] ** -0.5)
-        del of_mixed
-        # A rotation's gradient is turned back by it: halves of cosine and sine are the same.
-        of_query, of_key = rotate_(of_query, cosine, -sine), rotate_(of_key, cosine, -sine)
-        of_query_norm = of_key_norm = None
+        needs = AttentionWeights(*context.needs_input_grad[2:])
+        grad_o_proj = grad_output.T @ kept.attention_output.flatten(1) if needs.o_proj else None
+        grad_query, grad_key, grad_value = attention_backward(
+            (grad_output @ weights.o_proj).view_as(kept.attention_output),
+            *(kept.query, kept.key, kept.value, kept.attention_output, kept.logsumexp),
+            packing,
+            cosine.shape[-1] ** -0.5,
+        )
+        # A rotation's gradient is rotated back: both halves of cosine and sine are the same.
+        grad_query, grad_key = rotate_(grad_query, cosine, -sine), rotate_(grad_key, cosine, -sine)
+        grad_query_norm = grad_key_norm = None
         if weights.query_norm is not None and weights.key_norm is not None:
-            assert kept.plain_query is not None and kept.plain_key is not None
-            of_query, of_query_norm = rms_norm_backward(of_query, kept.plain_query, weights.query_norm, epsilon)
-            of_key, of_key_norm = rms_norm_backward(of_key, kept.plain_key, weights.key_norm, epsilon)
-        of_query, of_key, of_value = of_query.flatten(1), of_key.flatten(1), of_value.flatten(1)
-        states = rms_norm(hidden, weights.norm, epsilon)
-        of_inwards = [
-            gradient
-            for by_output, bias in (
-                (of_query, weights.query_bias),
-                (of_key, weights.key_bias),
-                (of_value, weights.value_bias),
+            assert kept.query_before_norm is not None and kept.key_before_norm is not None
+            grad_query, grad_query_norm = rms_norm_backward(
+                grad_query, kept.query_before_norm, weights.query_norm, epsilon
             )
-            for gradient in (by_output.T @ states, None if bias is None else by_output.sum(dim=0))
+            grad_key, grad_key_norm = rms_norm_backward(grad_key, kept.key_before_norm, weights.key_norm, epsilon)
+        grad_query, grad_key, grad_value = grad_query.flatten(1), grad_key.flatten(1), grad_value.flatten(1)
+        states = rms_norm(hidden, weights.norm, epsilon)
+        grad_qkv = [
+            gradient
+            for grad_result, needs_weight, needs_bias in (
+                (grad_query, needs.query, needs.query_bias),
+                (grad_key, needs.key, needs.key_bias),
+                (grad_value, needs.value, needs.value_bias),
+            )
+            for gradient in (
+                grad_result.T @ states if needs_weight else None,
+                grad_result.sum(dim=0) if needs_bias else None,
+            )
         ]
         del states
-        of_states = (of_query @ weights.query).addmm_(of_key, weights.key).addmm_(of_value, weights.value)
-        of_hidden, of_norm = rms_norm_backward(of_states, hidden, weights.norm, epsilon)
-        return of_hidden.add_(slope), None, of_norm, *of_inwards, of_query_norm, of_key_norm, of_outwards
+        grad_states = (grad_query @ weights.query).addmm_(grad_key, weights.key).addmm_(grad_value, weights.value)
+        grad_hidden, grad_norm = rms_norm_backward(grad_states, hidden, weights.norm, epsilon)
+        return grad_hidden.add_(grad_output), None, grad_norm, *grad_qkv, grad_query_norm, grad_key_norm, grad_o_proj
 
 
 def rotate_(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotary positions of vectors (N, heads, D), which may be overwritten. Su et al. 2021, arXiv 2104.09864.
 
-    Halves change places, and the first its sign: `sine` (N, D) is negative in its first half.
+    The halves are exchanged, and the first changes its sign: `sine` (N, D) is negative in its first half.
     """
     if cpu_kernels.serve(vectors):
         cpu_kernels.rotate_(vectors, cosine, sine)
@@ -221,18 +260,22 @@ class MLPBlock(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(context: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(context: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, gate, up, *saved = context.saved_tensors
         weights = MLPWeights(*saved)
-        of_down = slope.T @ swiglu(gate, up)
-        of_gate, of_up = swiglu_backward(slope @ weights.down, gate, up)
+        needs = MLPWeights(*context.needs_input_grad[2:])
+        grad_down = grad_output.T @ swiglu(gate, up) if needs.down else None
+        grad_gate, grad_up = swiglu_backward(grad_output @ weights.down, gate, up)
         states = rms_norm(hidden, weights.norm, context.epsilon)
-        of_matrices = of_gate.T @ states, of_up.T @ states
+        grad_matrices = (
+            grad_gate.T @ states if needs.gate else None,
+            grad_up.T @ states if needs.up else None,
+        )
         del states
-        of_states = (of_gate @ weights.gate).addmm_(of_up, weights.up)
-        del of_gate, of_up
-        of_hidden, of_norm = rms_norm_backward(of_states, hidden, weights.norm, context.epsilon)
-        return of_hidden.add_(slope), None, of_norm, *of_matrices, of_down
+        grad_states = (grad_gate @ weights.gate).addmm_(grad_up, weights.up)
+        del grad_gate, grad_up
+        grad_hidden, grad_norm = rms_norm_backward(grad_states, hidden, weights.norm, context.epsilon)
+        return grad_hidden.add_(grad_output), None, grad_norm, *grad_matrices, grad_down
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -240,16 +283,16 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return cpu_kernels.swiglu(gate, up) if cpu_kernels.serve(gate) else functional.silu(gate).mul_(up)
 
 
-def swiglu_backward(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes by gate and up; all three tensors may be overwritten."""
+def swiglu_backward(grad_output: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients by gate and up; all three tensors may be overwritten."""
     if cpu_kernels.serve(gate):
-        cpu_kernels.swiglu_backward_(slope, gate, up)
+        cpu_kernels.swiglu_backward_(grad_output, gate, up)
         # They were kept for this pass: a second one would be refused.
         torch.autograd.graph.increment_version((gate, up))
         return gate, up
-    of_up = functional.silu(gate).mul_(slope)
-    slope.mul_(up)
-    return torch.ops.aten.silu_backward.grad_input(slope, gate, grad_input=slope), of_up
+    grad_up = functional.silu(gate).mul_(grad_output)
+    grad_output.mul_(up)
+    return torch.ops.aten.silu_backward.grad_input(grad_output, gate, grad_input=grad_output), grad_up
 
 
 # --- RMSNorm -----------------------------------------------------------------------------------------------------
@@ -265,9 +308,9 @@ class RMSNorm(torch.autograd.Function):
         return rms_norm(hidden, weight, epsilon)
 
     @staticmethod
-    def backward(context: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         hidden, weight = context.saved_tensors
-        return *rms_norm_backward(slope, hidden, weight, context.epsilon), None
+        return *rms_norm_backward(grad_output, hidden, weight, context.epsilon), None
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -281,17 +324,17 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return (full * _scale(full, epsilon)).to(hidden.dtype) * weight
 
 
-def rms_norm_backward(slope: Tensor, hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The slopes of a loss by `hidden` and by `weight`, from its slope by what was normed."""
+def rms_norm_backward(grad_output: Tensor, hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Gradients by `hidden` and by `weight`, from the gradient by what was normed."""
     if cpu_kernels.serve(hidden):
-        return cpu_kernels.rms_norm_backward(slope, hidden, weight, epsilon)
+        return cpu_kernels.rms_norm_backward(grad_output, hidden, weight, epsilon)
     full = _full(hidden)
     scale = _scale(full, epsilon)
     normed = full * scale
-    of_weight = (slope * normed.to(slope.dtype)).flatten(0, -2).sum(dim=0)
-    inner = (slope * weight).to(full.dtype)
+    grad_weight = (grad_output * normed.to(grad_output.dtype)).flatten(0, -2).sum(dim=0)
+    inner = (grad_output * weight).to(full.dtype)
     along = torch.linalg.vecdot(inner, normed)[..., None] / hidden.shape[-1]
-    return inner.addcmul_(normed, along, value=-1).mul_(scale).to(hidden.dtype), of_weight
+    return inner.addcmul_(normed, along, value=-1).mul_(scale).to(hidden.dtype), grad_weight
 
 
 def _full(hidden: Tensor) -> Tensor:

@@ -205,7 +205,7 @@ def attention_forward(
 
 
 def attention_backward(
-    slope: Tensor,
+    grad_output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -214,8 +214,8 @@ def attention_backward(
     packing: Packing,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The slopes of a loss by query, key and value, from its slope by the output, (N, H, D)."""
-    tensors = (slope, query, key, value, output, logsumexp)
+    """Gradients by query, key and value, from the gradient by the output, (N, H, D)."""
+    tensors = (grad_output, query, key, value, output, logsumexp)
     if _is_for_compiled(query, packing):
         return cpu_kernels.packed_attention_backward(*tensors, packing.table, scale)
     return _backward_by_parts(*tensors, packing, scale)
@@ -250,7 +250,7 @@ def _attention_by_parts(
 
 
 def _backward_by_parts(
-    gradient: Tensor,
+    grad_output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -259,16 +259,15 @@ def _backward_by_parts(
     packing: Packing,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, from the output's."""
     key_heads = key.shape[1]
     key, value = (_for_each_query_head(query, tensor) for tensor in (key, value))
-    of_query, of_key, of_value = attend_backward(
-        gradient, query, key, value, output, logsumexp, packing.own, scale, causal=True
+    grad_query, grad_key, grad_value = attend_backward(
+        grad_output, query, key, value, output, logsumexp, packing.own, scale, causal=True
     )
     if packing.across.queries:
         responses, prompts = packing.response_positions, packing.prompt_positions
         from_query, from_key, from_value = attend_backward(
-            gradient[responses],
+            grad_output[responses],
             query[responses],
             key[prompts],
             value[prompts],
@@ -278,12 +277,12 @@ def _backward_by_parts(
             scale,
             causal=False,
         )
-        of_query[responses] += from_query
-        of_key[prompts] += from_key
-        of_value[prompts] += from_value
-    if of_key.shape[1] != key_heads:
-        of_key, of_value = (each.unflatten(1, (key_heads, -1)).sum(dim=2) for each in (of_key, of_value))
-    return of_query, of_key, of_value
+        grad_query[responses] += from_query
+        grad_key[prompts] += from_key
+        grad_value[prompts] += from_value
+    if grad_key.shape[1] != key_heads:
+        grad_key, grad_value = (each.unflatten(1, (key_heads, -1)).sum(dim=2) for each in (grad_key, grad_value))
+    return grad_query, grad_key, grad_value
 
 
 def _for_each_query_head(query: Tensor, keys: Tensor) -> Tensor:
@@ -315,13 +314,13 @@ def attend(
     one_span = _cpu_attention if query.device.type == "cpu" else plain_attention
     for start, stop, first, last in spans.bounds:
         queries, keys, values = _heads_first(query[start:stop], key[first:last], value[first:last])
-        mixed, logsumexp[:, start:stop] = one_span(queries, keys, values, scale, causal)
-        output[start:stop] = mixed.transpose(0, 1)
+        heads_output, logsumexp[:, start:stop] = one_span(queries, keys, values, scale, causal)
+        output[start:stop] = heads_output.transpose(0, 1)
     return output, logsumexp
 
 
 def attend_backward(
-    gradient: Tensor,
+    grad_output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -336,20 +335,20 @@ def attend_backward(
     if _has_flash_kernel(query):
         bounds = (*spans.cumulative(query.device), max(spans.queries), max(spans.keys))
         unused = torch.empty(2, dtype=torch.uint64, device=query.device)  # the state of a dropout that there is not
-        tensors = (gradient, query, key, value, output, logsumexp.contiguous())
-        of_query, of_key, of_value = aten._flash_attention_backward(
+        tensors = (grad_output, query, key, value, output, logsumexp.contiguous())
+        grad_query, grad_key, grad_value = aten._flash_attention_backward(
             *tensors, *bounds, 0.0, causal, unused, unused[:0], scale=scale
         )
-        return of_query, of_key, of_value
+        return grad_query, grad_key, grad_value
     gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     one_span = _cpu_attention_backward if query.device.type == "cpu" else plain_attention_backward
     for start, stop, first, last in spans.bounds:
-        of_output, queries, mixed = _heads_first(gradient[start:stop], query[start:stop], output[start:stop])
-        keys, values = _heads_first(key[first:last], value[first:last])
-        parts = one_span(of_output, queries, keys, values, mixed, logsumexp[:, start:stop], scale, causal)
-        places = (slice(start, stop), slice(first, last), slice(first, last))
-        for whole, part, place in zip(gradients, parts, places, strict=True):
-            whole[place] = part.transpose(0, 1)
+        queries, keys = slice(start, stop), slice(first, last)
+        upstream, own, outputs = _heads_first(grad_output[queries], query[queries], output[queries])
+        seen, values = _heads_first(key[keys], value[keys])
+        parts = one_span(upstream, own, seen, values, outputs, logsumexp[:, queries], scale, causal)
+        for whole, part, positions in zip(gradients, parts, (queries, keys, keys), strict=True):
+            whole[positions] = part.transpose(0, 1)
     return gradients
 
 
@@ -365,7 +364,7 @@ def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, caus
 
 
 def _cpu_attention_backward(
-    gradient: Tensor,
+    grad_output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -374,7 +373,7 @@ def _cpu_attention_backward(
     scale: float,
     causal: bool,
 ) -> list[Tensor]:
-    tensors = [tensor[None] for tensor in (gradient, query, key, value, output, logsumexp)]
+    tensors = [tensor[None] for tensor in (grad_output, query, key, value, output, logsumexp)]
     gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, causal, scale=scale)
     return [each[0] for each in gradients]
 
@@ -387,7 +386,7 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, cau
 
 
 def plain_attention_backward(
-    gradient: Tensor,
+    grad_output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -398,11 +397,11 @@ def plain_attention_backward(
 ) -> list[Tensor]:
     """The gradients of `plain_attention`, by the equations of FlashAttention's backward pass."""
     weights = (_scores(query, key, scale, causal) - logsumexp[..., None]).exp()
-    full = [tensor.to(weights.dtype) for tensor in (gradient, query, key, value, output)]
-    of_output, queries, keys, values, mixed = full
-    through_softmax = of_output @ values.transpose(1, 2) - (of_output * mixed).sum(-1, keepdim=True)
-    of_scores = scale * weights * through_softmax
-    gradients = (of_scores @ keys, of_scores.transpose(1, 2) @ queries, weights.transpose(1, 2) @ of_output)
+    full = [tensor.to(weights.dtype) for tensor in (grad_output, query, key, value, output)]
+    upstream, queries, keys, values, outputs = full
+    through_softmax = upstream @ values.transpose(1, 2) - (upstream * outputs).sum(-1, keepdim=True)
+    grad_scores = scale * weights * through_softmax
+    gradients = (grad_scores @ keys, grad_scores.transpose(1, 2) @ queries, weights.transpose(1, 2) @ upstream)
     return [each.to(query.dtype) for each in gradients]
 
 

@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,6 +21,7 @@ import torch.multiprocessing
 from torch import Tensor
 
 from veritune.core.errors import ConfigError, EngineError
+from veritune.model.gradients import make_gradients
 from veritune.model.packing import siblings_of
 from veritune.model.policy import Policy, trained_parameters
 
@@ -71,7 +72,10 @@ class Workers:
         The function is a module's own, arguments and results can be pickled. The first error in any of them is raised;
         it ends the workers, whose other results nobody waits for.
         """
-        return self._run(policy, function, shares, train=False)
+        with self._asked(function, shares, train=False) as results:
+            if shares:
+                results.append(function(policy, *shares[0]))
+        return results
 
     def everywhere(self, policy: Policy, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The same with the same arguments in every process."""
@@ -81,25 +85,30 @@ class Workers:
         self, policy: Policy, function: Callable[..., Any], shares: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
         """The same in training mode, for a function that adds to gradients: those of `policy` gain all shares' sum."""
-        results = self._run(policy, function, shares, train=True)
+        make_gradients(policy.model)
+        with self._asked(function, shares, train=True) as results, training(policy.model):
+            if shares:
+                results.append(function(policy, *shares[0]))
         for worker, _ in zip(self._others, shares[1:], strict=False):
             for parameter, gradient in zip(trained_parameters(policy.model).values(), worker.gradients, strict=True):
-                parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+                assert parameter.grad is not None
+                parameter.grad += gradient
         return results
 
-    def _run(
-        self, policy: Policy, function: Callable[..., Any], shares: Sequence[tuple[Any, ...]], *, train: bool
-    ) -> list[Any]:
+    @contextlib.contextmanager
+    def _asked(
+        self, function: Callable[..., Any], shares: Sequence[tuple[Any, ...]], *, train: bool
+    ) -> Iterator[list[Any]]:
+        """Have the others work on all shares but the first; their results follow what is put into the list."""
         if len(shares) > self.count:
             raise EngineError(f"{len(shares)} shares of the work are too many for {self.count} processes")
-        if not shares:
-            return []
-        asked = self._others[: len(shares) - 1]
+        asked = self._others[: max(len(shares) - 1, 0)]
+        results: list[Any] = []
         try:
             for worker, share in zip(asked, shares[1:], strict=True):
                 worker.send(function, share, train)
-            own = _call(policy, function, shares[0], train=train)
-            return [own, *(worker.receive() for worker in asked)]
+            yield results
+            results += [worker.receive() for worker in asked]
         except BaseException:
             self.close()
             raise
@@ -157,21 +166,22 @@ def _serve(connection: Connection, policy: Policy, gradients: list[Tensor], thre
                     parameter.grad = gradient.zero_()  # autograd adds to what is there, in place
             result, failure = None, None
             try:
-                result = _call(policy, function, share, train=train)
+                with training(policy.model) if train else contextlib.nullcontext():
+                    result = function(policy, *share)
             except Exception as error:  # whatever it is, the leader is who can say it
                 error.add_note(f"in worker process {os.getpid()}:\n{traceback.format_exc()}")
                 failure = error
             connection.send_bytes(pickle.dumps((result, failure)))
 
 
-def _call(policy: Policy, function: Callable[..., Any], share: tuple[Any, ...], *, train: bool) -> Any:
-    if not train:
-        return function(policy, *share)
-    policy.model.train()
+@contextlib.contextmanager
+def training(model: torch.nn.Module) -> Iterator[None]:
+    """With the model in training mode."""
+    model.train()
     try:
-        return function(policy, *share)
+        yield
     finally:
-        policy.model.eval()
+        model.eval()
 
 
 def share_rows(rows: Sequence[int], prompts_ids: Sequence[Any], lengths: Sequence[int], count: int) -> list[list[int]]:

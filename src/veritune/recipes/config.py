@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from veritune.core.config import CommonConfig, Rare, Section, TrainingConfig, require
 from veritune.core.errors import ConfigError
-from veritune.losses import POLICY_GRADIENT_LOSSES
 from veritune.trainer.config import PolicyGradientConfig
 
 
@@ -160,11 +159,11 @@ class GRPOConfig(PolicyGradientConfig):
         require(self, "resample_rounds", self.resample_rounds >= 0, "0 or more")
         if self.baseline == "max_rl" and self.normalize_by_std:
             raise ConfigError("normalize_by_std is True; baseline max_rl divides by the group's mean and needs it off")
-        if self.group_size < 2 and self.loss_type != "no_baseline":
+        if self.group_size < 2 and self.loss.baseline:
             raise ConfigError(
                 f"group_size is {self.group_size}; loss_type {self.loss_type} compares siblings, at least 2"
             )
-        if "old_log_probs" in POLICY_GRADIENT_LOSSES[self.loss_type][1] and not self.off_policy:
+        if self.loss.off_policy and not self.off_policy:
             raise ConfigError(
                 f"loss_type is {self.loss_type!r}, but every update is on-policy, so there is no old policy; set "
                 "epochs_per_rollout_batch above 1 or train_batch_size below rollout_batch_size, or use "

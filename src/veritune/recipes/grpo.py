@@ -34,7 +34,7 @@ from veritune.trainer.loop import (
     train,
 )
 from veritune.trainer.policy_gradient import (
-    accumulate_gradient,
+    batch_backward,
     old_policy_log_probs,
     score_rollouts,
 )
@@ -113,8 +113,8 @@ def sample_groups(session: Session, step: int, train_examples: Sequence[Example]
 
 
 def advantages_of(config: GRPOConfig, rewards: Tensor) -> Tensor:
-    """What each response is worth, (P, G), as the config compares it."""
-    if config.loss_type == "no_baseline":
+    """The advantage of each response, (P, G), as the config compares siblings."""
+    if not config.loss.baseline:
         return rewards
     if config.baseline == "max_rl":
         return maxrl_advantages(rewards, config.advantage_eps)
@@ -143,7 +143,7 @@ def update_policy(
             batch = order[start : start + config.train_batch_size]
             rows = partial(map, rollout_row, [rollouts[row] for row in batch])
             with refused_on_error(session.run, step, rows):
-                metrics = accumulate_gradient(
+                metrics = batch_backward(
                     config, policy, rollouts, batch, old_log_probs, reference_log_probs, session.workers
                 )
                 metrics["grad_norm"] = clip_and_step(

@@ -18,7 +18,7 @@ from veritune.tasks.countdown import Problem, generate_problems
 from veritune.tasks.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
 from veritune.tasks.prompts import fill_prompt, load_prompt
 from veritune.trainer.loop import clip_and_step, make_optimizer
-from veritune.trainer.microbatches import Microbatch, cut_microbatches, supervised_gradient
+from veritune.trainer.microbatches import Microbatch, cut_microbatches, supervised_backward
 
 CHUNK = 2048
 """Traces that are sorted by length together, so that little is padded."""
@@ -39,7 +39,7 @@ def pretrain(config: PretrainConfig) -> None:
     model, seen, began = policy.model.train(), 0, time.perf_counter()
     recent: list[float] = []
     for step, batch in enumerate(batches(config, policy, problems, generator), start=1):
-        loss = supervised_gradient(model, batch, response_tokens=len(batch.packed.labels))
+        loss = supervised_backward(model, batch, response_tokens=len(batch.packed.labels))
         clip_and_step(
             model, optimizer, learning_rate=_learning_rate(config, step, seen / config.tokens), clip_grad_norm=1.0
         )

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from veritune.core.config import Rare, Section, TrainingConfig, require
-from veritune.losses import POLICY_GRADIENT_LOSSES, LossType
+from veritune.core.tables import table
+from veritune.losses import Loss, LossAndMetrics, LossInputs, find_loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientConfig(TrainingConfig):
-    """What a recipe that follows the policy gradient is told of its loss."""
+    """Settings of a recipe that follows the policy gradient."""
 
-    loss_type: Annotated[LossType, Section("Loss")] = "reinforce_with_baseline"
-    """The policy-gradient loss; all but no_baseline and reinforce_with_baseline need an old policy, so off-policy."""
-    cliprange: float = 0.2
-    """Distance from 1 at which grpo_clip, gspo and cispo clip the probability ratio."""
-    cliprange_high: float | None = None
-    """The same distance above 1, where it differs (clip-higher)."""
+    loss_type: Annotated[str, Section("Loss")] = "reinforce_with_baseline"
+    """The loss: no_baseline and reinforce_with_baseline, or of updates that reuse rollouts grpo_clip, grpo_no_clip,
+    gspo and cispo, or package.module:name."""
+    loss_settings: Any = table("loss_type", "veritune.losses:settings_class")
+    """The coefficients of the loss that was chosen."""
     length_normalization: Literal["sequence", "constant", "token"] = "sequence"
     """Mean over each response's tokens, sum over them divided by normalize_constant, or mean over the batch's."""
     normalize_constant: Rare[float | None] = None
@@ -37,13 +39,6 @@ class PolicyGradientConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "cliprange", self.cliprange > 0, "positive")
-        require(
-            self,
-            "cliprange_high",
-            self.cliprange_high is None or self.cliprange_high >= self.cliprange,
-            "at least cliprange",
-        )
         require(
             self,
             "normalize_constant",
@@ -54,9 +49,13 @@ class PolicyGradientConfig(TrainingConfig):
         require(self, "importance_cap", self.importance_cap > 0, "positive")
 
     @property
-    def sequence_level(self) -> bool:
-        """Whether a token's loss depends on the other tokens of its response."""
-        return "response_mask" in POLICY_GRADIENT_LOSSES[self.loss_type][1]
+    def loss(self) -> Loss:
+        return find_loss(self.loss_type)
+
+    @property
+    def loss_function(self) -> Callable[[LossInputs], LossAndMetrics]:
+        """The loss with its coefficients."""
+        return partial(self.loss.function, **asdict(self.loss_settings))
 
     @property
     def corrects_importance(self) -> bool:

@@ -32,7 +32,7 @@ from veritune.grading import OneByOne
 from veritune.model.parallel import ALONE, Workers, share_rows
 from veritune.model.policy import Policy, checkpoint_activations, encode_prompts, save_policy, trained_parameters
 from veritune.trainer.evaluate import evaluate, log_generations
-from veritune.trainer.microbatches import add_supervised_gradient, prove_packing
+from veritune.trainer.microbatches import prove_packing, supervised_rank_backward
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -350,7 +350,7 @@ def supervised_update(
     with refused_on_error(session.run, step, rows):
         losses = workers.add_gradients(
             policy,
-            add_supervised_gradient,
+            supervised_rank_backward,
             [([pairs[row] for row in share], response_tokens, config.microbatch_tokens) for share in shares],
         )
         norm = clip_and_step(policy.model, optimizer, learning_rate=learning_rate, clip_grad_norm=config.clip_grad_norm)

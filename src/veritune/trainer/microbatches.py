@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from veritune.core.errors import ConfigError, TrainingError
 from veritune.losses import selected_log_probs
-from veritune.model.decoder_layer import packed_hidden_states
-from veritune.model.head import TokenLoss, score_and_differentiate, score_tokens
+from veritune.model.head import response_log_probs
 from veritune.model.packing import PackedRows, pack_rows, siblings_of
 from veritune.model.policy import Policy, attends_to_all
 
@@ -26,7 +24,7 @@ class Microbatch:
     rows: list[int]
     """Which rows of the batch these are, in the order in which they are packed."""
     packed: PackedRows
-    response_mask: Tensor  # (B, T), True at the first `length` places of each row's response, T the longest
+    response_mask: Tensor  # (B, T), True at the first `length` positions of each row's response, T the longest
 
 
 def cut_microbatches(
@@ -71,54 +69,21 @@ def _pack(
 
 
 def score_responses(model: Any, microbatch: Microbatch, temperature: float) -> Tensor:
-    """log p of each response token under softmax(logits / temperature), (R,) row by row, without a gradient.
-
-    Equal to `primitives.get_response_log_probs` there.
-    """
+    """`response_log_probs` without a gradient, (R,)."""
     with torch.no_grad():
-        hidden = packed_hidden_states(model, microbatch.packed)
-        return score_tokens(hidden, model.get_output_embeddings(), microbatch.packed.labels, temperature)
+        return response_log_probs(model, microbatch.packed, temperature)
 
 
-def add_gradient(model: Any, microbatch: Microbatch, temperature: float, token_loss: TokenLoss) -> tuple[float, Tensor]:
-    """Add the gradient of the sum of `token_loss` over the response tokens to the parameters' own.
+def finite_backward(loss: Tensor) -> float:
+    """Add the gradient of a loss, (), to the parameters'; returns the loss.
 
-    Returns the loss and the tokens' log-probabilities (R,). TrainingError, before any gradient reaches the layers, if
-    the loss is not finite.
+    TrainingError, before anything is added, if it is not finite.
     """
-    # There before what is kept for the backward pass: in its gaps, they would leave the memory in pieces.
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    with _sparse_gradient(model.get_input_embeddings()):
-        hidden = packed_hidden_states(model, microbatch.packed)
-        head_pass = score_and_differentiate(
-            hidden.detach(), model.get_output_embeddings(), microbatch.packed.labels, temperature, token_loss
-        )
-        loss = head_pass.loss.item()
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss is {loss}")
-        hidden.backward(head_pass.hidden_gradient)
-    return loss, head_pass.log_probs
-
-
-@contextlib.contextmanager
-def _sparse_gradient(embedding: Any) -> Iterator[None]:
-    """Have the gradient of what is looked up consist of the rows that were, not of one for every id.
-
-    In a shorter number type than float32, the rows of an id that stands in many places are summed in float32 first.
-    """
-    embedding.sparse, hook = True, None
-    if embedding.weight.requires_grad and embedding.weight.dtype.itemsize < 4:
-        hook = embedding.weight.register_hook(
-            lambda gradient: gradient.float().coalesce().to(gradient.dtype) if gradient.is_sparse else gradient
-        )
-    try:
-        yield
-    finally:
-        embedding.sparse = False
-        if hook:
-            hook.remove()
+    value = loss.item()
+    if not math.isfinite(value):
+        raise TrainingError(f"the loss is {value}")
+    loss.backward()  # type: ignore[no-untyped-call]
+    return value
 
 
 def prove_packing(policy: Policy, name: str) -> None:
@@ -155,16 +120,15 @@ def _score_alone(model: Any, prompt: list[int], response: list[int]) -> Tensor:
     return selected_log_probs(logits, ids[0, len(prompt) :])
 
 
-def supervised_gradient(model: Any, microbatch: Microbatch, response_tokens: int) -> float:
+def supervised_backward(model: Any, microbatch: Microbatch, response_tokens: int) -> float:
     """Add the gradient of the negative log-likelihood of the response tokens, divided by how many the batch has."""
-    loss, _ = add_gradient(model, microbatch, 1.0, lambda log_probs, _: -log_probs / response_tokens)
-    return loss
+    return finite_backward(-response_log_probs(model, microbatch.packed, 1.0).sum() / response_tokens)
 
 
-def add_supervised_gradient(
+def supervised_rank_backward(
     policy: Policy, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], response_tokens: int, token_budget: int
 ) -> float:
-    """Add the gradient of these pairs of a batch with `response_tokens` to the parameters' own; returns their loss."""
+    """Add the gradient of these pairs of a batch with `response_tokens` to the parameters'; returns their loss."""
     microbatches = cut_microbatches(
         [prompt for prompt, _ in pairs],
         [response for _, response in pairs],
@@ -172,7 +136,7 @@ def add_supervised_gradient(
         token_budget=token_budget,
         device=next(policy.model.parameters()).device,
     )
-    return sum(supervised_gradient(policy.model, microbatch, response_tokens) for microbatch in microbatches)
+    return sum(supervised_backward(policy.model, microbatch, response_tokens) for microbatch in microbatches)
 
 
 def pad_responses(values: Tensor, response_mask: Tensor) -> Tensor:

@@ -1,37 +1,57 @@
 """The policy gradient of a batch of rollouts: every loss, whatever the microbatches and the processes.
 
-A recipe says what each response is worth; here that becomes a gradient. The losses themselves are `primitives.py`'s.
+A recipe gives each response its advantage; here it becomes a gradient. The losses themselves stand in `losses.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from veritune.core.errors import ConfigError
 from veritune.core.types import Rollout
 from veritune.losses import (
+    LossAndMetrics,
+    LossInputs,
     approximate_kl_k3,
+    masked_sum,
+    require_shape,
     sequence_loss_weights,
     truncated_importance_weights,
 )
+from veritune.model.head import response_log_probs
 from veritune.model.parallel import ALONE, Workers, share_rows
 from veritune.model.policy import Policy
-from veritune.primitives import compute_policy_gradient_loss
 from veritune.trainer.config import PolicyGradientConfig
 from veritune.trainer.microbatches import (
     Microbatch,
-    add_gradient,
     cut_microbatches,
+    finite_backward,
     pad_responses,
     score_responses,
 )
 
 
-def accumulate_gradient(
+@dataclass(frozen=True)
+class Share:
+    """The part of a train batch that one process takes the gradient of."""
+
+    rollouts: Sequence[Rollout]
+    old_log_probs: Sequence[Tensor] | None
+    """Of each response, (length,), under the weights that sampled it."""
+    reference_log_probs: Sequence[Tensor] | None
+    batch_size: int
+    """Responses of the whole batch, those without a gradient included."""
+    batch_tokens: int
+    """Their tokens."""
+
+
+def batch_backward(
     config: PolicyGradientConfig,
     policy: Policy,
     rollouts: Sequence[Rollout],
@@ -41,147 +61,110 @@ def accumulate_gradient(
     workers: Workers = ALONE,
 ) -> dict[str, float]:
     """Add the gradient of one train batch's loss, whatever its microbatches; the loss has its denominators first."""
-    response_tokens = sum(len(rollouts[row].completion.ids) for row in batch)
+    batch_tokens = sum(len(rollouts[row].completion.ids) for row in batch)
     rows = rows_with_gradient(config, rollouts, batch)
     prompts_ids = [rollout.completion.prompt_ids for rollout in rollouts]
     lengths = [len(rollout.completion.ids) for rollout in rollouts]
 
-    def of(share: Sequence[int], values: Sequence[Any] | None) -> list[Any] | None:
+    def of(share: Sequence[int], values: Sequence[Tensor] | None) -> list[Tensor] | None:
         return [values[row] for row in share] if values else None
 
     shares = [
-        (config, of(share, rollouts), of(share, old_log_probs), of(share, reference_log_probs))
+        Share(
+            [rollouts[row] for row in share],
+            of(share, old_log_probs),
+            of(share, reference_log_probs),
+            batch_size=len(batch),
+            batch_tokens=batch_tokens,
+        )
         for share in share_rows(rows, prompts_ids, lengths, workers.count)
     ]
-    denominators = (len(batch), response_tokens)
-    sums = workers.add_gradients(policy, add_policy_gradient, [(*share, *denominators) for share in shares])
-    if not rows:  # the same update as with the rows: no gradient, but the optimiser's momentum
-        for parameter in policy.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-    loss, clipped, mismatch = (sum(parts) for parts in zip(*sums, strict=True)) if sums else (0.0, 0.0, 0.0)
+    sums = add_up(workers.add_gradients(policy, rank_backward, [(config, share) for share in shares]))
+    loss, mismatch, clipped = (sums.pop(name, 0.0) for name in ("loss", "mismatch", "clipped"))
     return {
+        **{name: value / batch_tokens for name, value in sums.items()},
         "loss": loss,
-        "clip_fraction": clipped / response_tokens,
+        "clip_fraction": clipped / batch_tokens,
         "mismatch_kl": mismatch / max(sum(lengths[row] for row in rows), 1),
         "train_tokens": sum(len(prompts_ids[row]) + lengths[row] for row in rows),
     }
 
 
-def add_policy_gradient(
-    policy: Policy,
-    config: PolicyGradientConfig,
-    rollouts: Sequence[Rollout],
-    old_log_probs: Sequence[Tensor] | None,
-    reference_log_probs: Sequence[Tensor] | None,
-    batch_size: int,
-    batch_tokens: int,
-) -> tuple[float, float, float]:
-    """Add the gradient of these rollouts of a batch of `batch_size` with `batch_tokens` response tokens.
-
-    Returns their loss, how many tokens were clipped, and the sum of the engine's mismatch over the tokens.
-    """
-    sums = (0.0, 0.0, 0.0)
-    for microbatch in rollout_microbatches(config, policy, rollouts):
-        weights = sequence_loss_weights(
-            microbatch.response_mask,
-            config.length_normalization,
-            config.normalize_constant or config.max_tokens,
-            batch_size=batch_size,
-            total_tokens=batch_tokens,
-        )
-        given = given_of(rollouts, microbatch, weights, old_log_probs, reference_log_probs)
-        pass_microbatch = pass_by_sequence if config.sequence_level else pass_by_token
-        loss, log_probs, clipped = pass_microbatch(config, policy, microbatch, given)
-        mismatch = float(approximate_kl_k3(given.sampled, log_probs).sum())
-        sums = (sums[0] + loss, sums[1] + clipped, sums[2] + mismatch)
+def rank_backward(policy: Policy, config: PolicyGradientConfig, share: Share) -> dict[str, float]:
+    """Add the gradient of a share's loss, microbatch by microbatch; returns their sums."""
+    sums: dict[str, float] = {}
+    for microbatch in rollout_microbatches(config, policy, share.rollouts):
+        sums = add_up([sums, microbatch_backward(policy, config, share, microbatch)])
     return sums
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the loss of each response token needs beside its log-probability: all (R,), or all laid out (B, T)."""
+def microbatch_backward(
+    policy: Policy, config: PolicyGradientConfig, share: Share, microbatch: Microbatch
+) -> dict[str, float]:
+    """Add the gradient of a microbatch's loss.
 
-    weights: Tensor
-    advantages: Tensor
-    sampled: Tensor
-    """Log-probabilities under the engine that sampled the tokens."""
-    old: Tensor | None
-    reference: Tensor | None
+    Returns sums over its tokens: the `loss`, the `mismatch` with the engine, and the metrics of the loss.
+    """
+    inputs = loss_inputs(policy, config, share, microbatch)
+    loss, metrics = required_result(config, inputs, config.loss_function(inputs))
+    loss = with_correction_and_kl(config, inputs, loss)
+    weights = sequence_loss_weights(
+        inputs.mask,
+        config.length_normalization,
+        config.normalize_constant or config.max_tokens,
+        batch_size=share.batch_size,
+        total_tokens=share.batch_tokens,
+    )
+    total = finite_backward(masked_sum(loss * weights, inputs.mask, dim=None))
+    metrics = {**metrics, "mismatch": approximate_kl_k3(inputs.sampled_log_probs, inputs.log_probs.detach())}
+    return {"loss": total} | {
+        name: masked_sum(values, inputs.mask, dim=None).item() for name, values in metrics.items()
+    }
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Given:
-        return Given(*(None if each is None else change(each) for each in vars(self).values()))  # type: ignore[arg-type]
+
+def add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(part[name] for part in parts if name in part) for name in chain(*parts)}
 
 
-def given_of(
-    rollouts: Sequence[Rollout],
-    microbatch: Microbatch,
-    weights: Tensor,
-    old_log_probs: Sequence[Tensor] | None,
-    reference_log_probs: Sequence[Tensor] | None,
-) -> Given:
-    """What is given of a microbatch's response tokens, (R,) each; `weights` (B, T)."""
-    mask = microbatch.response_mask
-    members = [rollouts[row] for row in microbatch.rows]
+def loss_inputs(policy: Policy, config: PolicyGradientConfig, share: Share, microbatch: Microbatch) -> LossInputs:
+    """The forward pass over a microbatch, and what its loss compares it with, (B, T) each."""
+    mask, rows = microbatch.response_mask, microbatch.rows
 
-    def joined(values: Sequence[Tensor]) -> Tensor:
-        return torch.cat([values[row] for row in microbatch.rows]).to(mask.device)
+    def padded(values: Sequence[Tensor]) -> Tensor:
+        return pad_responses(torch.cat([values[row] for row in rows]).to(mask.device), mask)
 
-    return Given(
-        weights[mask],
-        torch.tensor([rollout.advantage for rollout in members], device=mask.device)[:, None].expand_as(mask)[mask],
-        torch.tensor([value for rollout in members for value in rollout.completion.logprobs], device=mask.device),
-        joined(old_log_probs) if old_log_probs else None,
-        joined(reference_log_probs) if reference_log_probs else None,
+    members = [share.rollouts[row] for row in rows]
+    sampled = torch.tensor([value for rollout in members for value in rollout.completion.logprobs], device=mask.device)
+    log_probs = pad_responses(response_log_probs(policy.model, microbatch.packed, config.temperature), mask)
+    return LossInputs(
+        log_probs=log_probs,
+        old_log_probs=padded(share.old_log_probs) if share.old_log_probs else log_probs.detach(),
+        sampled_log_probs=pad_responses(sampled, mask),
+        reference_log_probs=padded(share.reference_log_probs) if share.reference_log_probs else None,
+        advantages=torch.tensor([[rollout.advantage] for rollout in members], device=mask.device),
+        mask=mask,
     )
 
 
-def pass_by_token(
-    config: PolicyGradientConfig, policy: Policy, microbatch: Microbatch, given: Given
-) -> tuple[float, Tensor, float]:
-    """Add the gradient of a loss that each token has for itself: loss, log-probabilities (R,), clipped tokens."""
-    clipped = []
-
-    def token_loss(log_probs: Tensor, part: slice) -> Tensor:
-        one_token_a_row = given.map(lambda values: values[part, None])
-        loss, clips = weighted_loss(config, log_probs[:, None], one_token_a_row, torch.ones_like(log_probs[:, None]))
-        clipped.append(clips)
-        return loss
-
-    loss, log_probs = add_gradient(policy.model, microbatch, config.temperature, token_loss)
-    return loss, log_probs, float(sum(clipped))
+def required_result(config: PolicyGradientConfig, inputs: LossInputs, result: Any) -> LossAndMetrics:
+    """The result of a loss, perhaps from outside; ConfigError where it is not what the loss has declared."""
+    shape = torch.Size((len(inputs.mask), 1)) if config.loss.level == "sequence" else inputs.mask.shape
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise ConfigError(f"loss_type {config.loss_type} returned {result!r}; it must return the loss and its metrics")
+    loss, metrics = result
+    require_shape(f"the {config.loss.level} loss of loss_type {config.loss_type}", loss, shape)
+    return loss, {name: torch.broadcast_to(values, inputs.mask.shape) for name, values in metrics.items()}
 
 
-def pass_by_sequence(
-    config: PolicyGradientConfig, policy: Policy, microbatch: Microbatch, given: Given
-) -> tuple[float, Tensor, float]:
-    """The same for a loss in which a sequence's tokens act on one another: its slopes first, then the gradient."""
-    mask = microbatch.response_mask
-    log_probs = score_responses(policy.model, microbatch, config.temperature).requires_grad_()
-    padded = given.map(lambda values: pad_responses(values, mask))
-    losses, clipped = weighted_loss(config, pad_responses(log_probs, mask), padded, mask)
-    (slopes,) = torch.autograd.grad(losses.sum(), log_probs)
-    add_gradient(policy.model, microbatch, config.temperature, lambda scores, part: scores * slopes[part])
-    return losses.sum().item(), log_probs.detach(), float(clipped)
-
-
-def weighted_loss(config: PolicyGradientConfig, log_probs: Tensor, given: Given, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of every token, (B, T), zero outside `mask`, with its weight, and how many were clipped, ()."""
-    loss, metadata = compute_policy_gradient_loss(
-        log_probs,
-        config.loss_type,
-        raw_rewards=given.advantages[:, :1],
-        advantages=given.advantages[:, :1],
-        old_log_probs=given.old,
-        cliprange=(config.cliprange, config.cliprange_high or config.cliprange),
-        response_mask=mask,
-    )
+def with_correction_and_kl(config: PolicyGradientConfig, inputs: LossInputs, loss: Tensor) -> Tensor:
+    """The loss of each token, corrected for the engine's arithmetic, with the divergence from the reference."""
     if config.corrects_importance:
-        trained = log_probs.detach() if given.old is None else given.old
-        loss = loss * truncated_importance_weights(trained, given.sampled, config.importance_cap)
-    if given.reference is not None:
-        loss = loss + config.kl_coefficient * approximate_kl_k3(log_probs, given.reference)
-    clipped = metadata["clipped"][mask.bool()].sum() if "clipped" in metadata else torch.zeros(())
-    return loss * given.weights, clipped
+        loss = loss * truncated_importance_weights(
+            inputs.old_log_probs, inputs.sampled_log_probs, config.importance_cap
+        )
+    if inputs.reference_log_probs is not None:
+        loss = loss + config.kl_coefficient * approximate_kl_k3(inputs.log_probs, inputs.reference_log_probs)
+    return loss
 
 
 def rows_with_gradient(config: PolicyGradientConfig, rollouts: Sequence[Rollout], batch: Sequence[int]) -> list[int]:

@@ -29,12 +29,12 @@ class LayerInPanels(NamedTuple):
     """The parameters of one layer. A matrix of N inputs and M outputs is (M / 16, N, 16), M made up with zeros."""
 
     attention_norm: Tensor
-    inwards: Tensor
+    qkv_proj: Tensor
     """To queries, keys and values."""
-    inwards_bias: Tensor | None
+    qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    outwards: Tensor
+    o_proj: Tensor
     mlp_norm: Tensor
     gate_and_up: Tensor
     down: Tensor
@@ -46,14 +46,14 @@ def layers_in_panels(layers: Sequence[LayerWeights]) -> list[LayerInPanels]:
 
 
 def _in_panels(layer: LayerWeights) -> LayerInPanels:
-    attention, mlp, bias = layer.attention, layer.mlp, layer.attention.inwards_bias
+    attention, mlp, bias = layer.attention, layer.mlp, layer.attention.qkv_bias
     return LayerInPanels(
         attention.norm,
-        _panels(attention.inwards),
+        _panels(attention.qkv_proj),
         None if bias is None else functional.pad(bias, (0, -len(bias) % PANEL)),
         attention.query_norm,
         attention.key_norm,
-        _panels(attention.outwards),
+        _panels(attention.o_proj),
         mlp.norm,
         _panels(mlp.gate_and_up),
         _panels(mlp.down),
@@ -150,7 +150,7 @@ class CompiledSteps:
     def _prepare(self, model: Any, layers: Sequence[LayerInPanels], cache: PagedCache) -> None:
         """What stays as it is from one allocation to the next."""
         first, (_, kv_heads, prompt_columns, size) = layers[0], cache.prompt_keys[0].shape
-        heads, inner, row_pages = first.outwards.shape[1] // size, first.down.shape[1], cache.addresses.shape[1]
+        heads, inner, row_pages = first.o_proj.shape[1] // size, first.down.shape[1], cache.addresses.shape[1]
         prompts = zip(cache.prompt_keys, cache.prompt_values, strict=True)
         addresses = [
             cpu_kernels.StepLayer(*cpu_kernels.pointers(*layer, *pair))
@@ -173,7 +173,7 @@ class CompiledSteps:
         )
         # Where each thread keeps hidden states, normed ones, queries with keys and values, what comes out of attention,
         # gates and ups, and their products, of each of its rows, and the weights of attention.
-        numbers = 2 * _outputs(first.outwards) + _outputs(first.inwards) + heads * size + _outputs(first.gate_and_up)
+        numbers = 2 * _outputs(first.o_proj) + _outputs(first.qkv_proj) + heads * size + _outputs(first.gate_and_up)
         room = cache.live * (numbers + inner) + prompt_columns + row_pages * PAGE
         self._scratch = [[np.empty(room, dtype=np.float32)] for _ in range(torch.get_num_threads())]
 

@@ -227,9 +227,9 @@ class Cache(CachedPrompts):
         scores = torch.add(self.mask, torch.cat((prompt_scores, own_scores), dim=-1), alpha=scale)
         weights = scores.softmax(dim=-1).to(query.dtype)
         prompt_weights, own_weights = weights.split((prompt_keys.shape[1], self.width), dim=-1)
-        mixed = seating.leave(torch.bmm(seating.enter(prompt_weights, prompt_keys.shape[0]), prompt_values))
+        attention_output = seating.leave(torch.bmm(seating.enter(prompt_weights, prompt_keys.shape[0]), prompt_values))
         own_weights = own_weights.reshape(own_keys.shape[0], -1, self.width)
-        return torch.baddbmm(mixed.reshape(own_query.shape), own_weights, own_values).view(rows, -1)
+        return torch.baddbmm(attention_output.reshape(own_query.shape), own_weights, own_values).view(rows, -1)
 
     # What transformers asks of a cache, for the models that run their own forward pass
 
@@ -333,14 +333,14 @@ class Layer(NamedTuple):
     few rows, products with them take a fifth less time than with the model's own, (out, in) and apart."""
 
     attention_norm: Tensor
-    inwards: Tensor
+    qkv_proj: Tensor
     """To queries, keys and values."""
-    inwards_bias: Tensor | None
+    qkv_bias: Tensor | None
     heads: tuple[int, int]
     """Of queries, and of keys as of values."""
     head_norms: Tensor | None
     """For queries and keys, (H + K, D)."""
-    outwards: Tensor
+    o_proj: Tensor
     mlp_norm: Tensor
     gate_and_up: Tensor
     down: Tensor
@@ -357,11 +357,11 @@ def _side_by_side(layer: LayerWeights) -> Layer:
     norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
     return Layer(
         attention.norm,
-        _turned(attention.inwards),
-        attention.inwards_bias,
+        _turned(attention.qkv_proj),
+        attention.qkv_bias,
         heads,
         torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)]) if norms else None,
-        _turned(attention.outwards),
+        _turned(attention.o_proj),
         mlp.norm,
         _turned(mlp.gate_and_up),
         _turned(mlp.down),
@@ -392,12 +392,12 @@ def decode(model: Any, layers: Sequence[Layer] | None, cache: Cache, tokens: Ten
     size = rotary[0].shape[-1]
     for index, layer in enumerate(layers):
         states = functional.rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, epsilon)
-        bias = layer.inwards_bias
-        vectors = states @ layer.inwards if bias is None else bias.addmm(states, layer.inwards)
+        bias = layer.qkv_bias
+        vectors = states @ layer.qkv_proj if bias is None else bias.addmm(states, layer.qkv_proj)
         vectors, value = vectors.view(rows, -1, size).split((sum(layer.heads), layer.heads[1]), dim=1)
         if layer.head_norms is not None:
             vectors = functional.rms_norm(vectors, vectors.shape[-1:], None, epsilon) * layer.head_norms
-        hidden = hidden.addmm(cache.attend(index, vectors, value, rotary), layer.outwards)
+        hidden = hidden.addmm(cache.attend(index, vectors, value, rotary), layer.o_proj)
         states = functional.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, epsilon)
         gate, up = (states @ layer.gate_and_up).chunk(2, dim=-1)
         hidden = hidden.addmm(functional.silu(gate).mul_(up), layer.down)

@@ -55,8 +55,8 @@ struct Norm {
     float epsilon;
     const float *hidden, *weight; /* (rows, size), (size,) */
     float *normed;                /* (rows, size), as are the others */
-    const float *slope;           /* of the loss by what is normed */
-    float *of_hidden;
+    const float *grad_output;     /* by what is normed */
+    float *grad_hidden;
 };
 
 /* 1 / sqrt(mean(x^2) + epsilon) */
@@ -80,33 +80,33 @@ INLINE void rms_norm(const struct Norm *norm, int64_t begin, int64_t end) {
 }
 EXPORT(rms_norm, (const struct Norm *norm, int64_t begin, int64_t end), (norm, begin, end))
 
-/* Its slopes; of_weight (size,) is that of these rows alone. */
-INLINE void rms_norm_backward(const struct Norm *norm, int64_t begin, int64_t end, float *restrict of_weight) {
+/* Its gradients; grad_weight (size,) is that of these rows alone. */
+INLINE void rms_norm_backward(const struct Norm *norm, int64_t begin, int64_t end, float *restrict grad_weight) {
     int64_t size = norm->size;
     const float *restrict weight = norm->weight;
-    memset(of_weight, 0, size * sizeof(float));
+    memset(grad_weight, 0, size * sizeof(float));
     for (int64_t row = begin; row < end; row++) {
-        const float *restrict hidden = norm->hidden + row * size, *restrict slope = norm->slope + row * size;
-        float *restrict of_hidden = norm->of_hidden + row * size;
+        const float *restrict hidden = norm->hidden + row * size, *restrict grad_output = norm->grad_output + row * size;
+        float *restrict grad_hidden = norm->grad_hidden + row * size;
         float scale = scale_of(hidden, size, norm->epsilon), along = 0;
-        for (int64_t d = 0; d < size; d++) along += slope[d] * weight[d] * hidden[d];
+        for (int64_t d = 0; d < size; d++) along += grad_output[d] * weight[d] * hidden[d];
         along *= scale * scale / size;
         for (int64_t d = 0; d < size; d++) {
-            of_hidden[d] = scale * (slope[d] * weight[d] - along * hidden[d]);
-            of_weight[d] += slope[d] * hidden[d] * scale;
+            grad_hidden[d] = scale * (grad_output[d] * weight[d] - along * hidden[d]);
+            grad_weight[d] += grad_output[d] * hidden[d] * scale;
         }
     }
 }
 EXPORT(
     rms_norm_backward,
-    (const struct Norm *norm, int64_t begin, int64_t end, float *of_weight),
-    (norm, begin, end, of_weight)
+    (const struct Norm *norm, int64_t begin, int64_t end, float *grad_weight),
+    (norm, begin, end, grad_weight)
 )
 
 struct Gated {
     float *gate, *up; /* (numbers,), as are the others */
     float *product;
-    const float *slope; /* of the loss by the product */
+    const float *grad_output; /* by the product */
 };
 
 /* gate / (1 + e^-gate) * up. */
@@ -119,15 +119,15 @@ INLINE void swiglu(const struct Gated *gated, int64_t begin, int64_t end) {
 }
 EXPORT(swiglu, (const struct Gated *gated, int64_t begin, int64_t end), (gated, begin, end))
 
-/* Its slopes by gate and up, which take their places. */
+/* Its gradients by gate and up, which take their places. */
 INLINE void swiglu_backward(const struct Gated *gated, int64_t begin, int64_t end) {
     float *gate = gated->gate, *up = gated->up;
-    const float *slope = gated->slope;
+    const float *grad_output = gated->grad_output;
 #pragma GCC ivdep
     for (int64_t d = begin; d < end; d++) {
         float sigmoid = 1 / (1 + exponential(-gate[d])), silu = gate[d] * sigmoid, factor = up[d];
-        up[d] = slope[d] * silu;
-        gate[d] = slope[d] * factor * (sigmoid + silu * (1 - sigmoid));
+        up[d] = grad_output[d] * silu;
+        gate[d] = grad_output[d] * factor * (sigmoid + silu * (1 - sigmoid));
     }
 }
 EXPORT(swiglu_backward, (const struct Gated *gated, int64_t begin, int64_t end), (gated, begin, end))
@@ -262,10 +262,10 @@ INLINE void add_product(
 INLINE int64_t padded(int64_t columns) { return (columns + 15) / 16 * 16; }
 
 struct StepLayer {
-    const float *attention_norm;         /* (width,) */
-    const float *inwards, *inwards_bias; /* to queries, keys and values, in panels; the bias, (columns,), or NULL */
-    const float *query_norm, *key_norm;  /* (size,), or NULL */
-    const float *outwards, *mlp_norm, *gate_and_up, *down;
+    const float *attention_norm;        /* (width,) */
+    const float *qkv_proj, *qkv_bias;   /* to queries, keys and values, in panels; the bias, (columns,), or NULL */
+    const float *query_norm, *key_norm; /* (size,), or NULL */
+    const float *o_proj, *mlp_norm, *gate_and_up, *down;
     const float *prompt_keys, *prompt_values; /* (prompts, kv_heads, prompt_columns, size) */
 };
 
@@ -292,7 +292,7 @@ struct Step {
    are its queries, keys and values. */
 INLINE void attend(
     const struct Step *step, int64_t index, int64_t size, int64_t row, float *vectors, float *weights,
-    float *restrict mixed
+    float *restrict attention_output
 ) {
     const struct StepLayer *layer = step->layer + index;
     int64_t heads = step->heads, kv_heads = step->kv_heads, half = kv_heads * PAGE * size; /* a layer's keys in a page */
@@ -325,7 +325,7 @@ INLINE void attend(
         for (int64_t page = 0; page < full; page++)
             mix(own + page * PAGE, pages[page] + place + half, PAGE, size, size, sum);
         mix(own + full * PAGE, pages[full] + place + half, newest % PAGE + 1, size, size, sum);
-        for (int64_t d = 0; d < size; d++) mixed[head * size + d] = sum[d] / total;
+        for (int64_t d = 0; d < size; d++) attention_output[head * size + d] = sum[d] / total;
     }
 }
 
@@ -334,21 +334,21 @@ INLINE void decode_rows(const struct Step *step, int64_t size, int64_t begin, in
     int64_t stride = padded(width), all = padded(heads + 2 * step->kv_heads * size), both = padded(2 * inner);
     const int64_t *order = step->order + begin;
     float *hidden = scratch, *states = hidden + rows * stride, *vectors = states + rows * stride;
-    float *mixed = vectors + rows * all, *gates = mixed + rows * heads, *products = gates + rows * both;
-    float *weights = products + rows * inner;
+    float *attention_output = vectors + rows * all, *gates = attention_output + rows * heads;
+    float *products = gates + rows * both, *weights = products + rows * inner;
     for (int64_t i = 0; i < rows; i++)
         memcpy(hidden + i * stride, step->embeddings + step->tokens[order[i]] * width, width * sizeof(float));
     for (int64_t index = 0; index < step->layers; index++) {
         const struct StepLayer *layer = step->layer + index;
         for (int64_t i = 0; i < rows; i++) {
             norm_vector(hidden + i * stride, layer->attention_norm, width, step->epsilon, states + i * stride);
-            if (layer->inwards_bias) memcpy(vectors + i * all, layer->inwards_bias, all * sizeof(float));
+            if (layer->qkv_bias) memcpy(vectors + i * all, layer->qkv_bias, all * sizeof(float));
             else memset(vectors + i * all, 0, all * sizeof(float));
         }
-        add_product(states, stride, rows, width, layer->inwards, vectors, all);
+        add_product(states, stride, rows, width, layer->qkv_proj, vectors, all);
         for (int64_t i = 0; i < rows; i++)
-            attend(step, index, size, order[i], vectors + i * all, weights, mixed + i * heads);
-        add_product(mixed, heads, rows, heads, layer->outwards, hidden, stride);
+            attend(step, index, size, order[i], vectors + i * all, weights, attention_output + i * heads);
+        add_product(attention_output, heads, rows, heads, layer->o_proj, hidden, stride);
         for (int64_t i = 0; i < rows; i++)
             norm_vector(hidden + i * stride, layer->mlp_norm, width, step->epsilon, states + i * stride);
         memset(gates, 0, rows * both * sizeof(float));
@@ -372,11 +372,11 @@ EXPORT(decode, (const struct Step *step, int64_t begin, int64_t end, float *scra
 struct Packed {
     int64_t heads, kv_heads, size, tokens, segments;
     float scale;
-    const int64_t *segment;            /* (segments, 4): first token, tokens, first token of its prompt, tokens of it */
-    const float *query, *key, *value;  /* (tokens, heads, size), and (tokens, kv_heads, size) twice */
-    float *output, *logsumexp;         /* (tokens, heads, size), (heads, tokens) */
-    const float *slope;                /* of the loss by the output */
-    float *of_query, *of_key, *of_value; /* its slopes by the rest; those of keys and values are added to */
+    const int64_t *segment;                    /* (segments, 4): first token, tokens, first token of its prompt, tokens of it */
+    const float *query, *key, *value;          /* (tokens, heads, size), and (tokens, kv_heads, size) twice */
+    float *output, *logsumexp;                 /* (tokens, heads, size), (heads, tokens) */
+    const float *grad_output;                  /* by the output */
+    float *grad_query, *grad_key, *grad_value; /* those of keys and values are added to */
 };
 
 /* Every token attends to its segment up to itself, and to the whole prompt of its segment, if it has one. */
@@ -406,9 +406,9 @@ INLINE void packed_heads(const struct Packed *packed, int64_t size, int64_t begi
     }
 }
 
-/* The slopes of that, by the equations of FlashAttention's backward pass (Dao et al. 2022, arXiv 2205.14135). */
+/* The gradients of that, by the equations of FlashAttention's backward pass (Dao et al. 2022, arXiv 2205.14135). */
 INLINE void packed_heads_backward(
-    const struct Packed *packed, int64_t size, int64_t begin, int64_t end, float *weights, float *slopes
+    const struct Packed *packed, int64_t size, int64_t begin, int64_t end, float *weights, float *grad_scores
 ) {
     int64_t heads = packed->heads, group = heads / packed->kv_heads, stride = packed->kv_heads * size;
     for (int64_t head = begin * group; head < end * group; head++) {
@@ -419,32 +419,32 @@ INLINE void packed_heads_backward(
             int64_t own = first * stride + start, prompt = segment[2] * stride + start;
             for (int64_t token = first; token < first + segment[1]; token++) {
                 int64_t seen = token + 1 - first, place = (token * heads + head) * size;
-                const float *query = packed->query + place, *slope = packed->slope + place;
+                const float *query = packed->query + place, *grad_output = packed->grad_output + place;
                 score(query, packed->key + prompt, prompt_length, stride, size, packed->scale, weights);
                 score(query, packed->key + own, seen, stride, size, packed->scale, weights + prompt_length);
-                score(slope, packed->value + prompt, prompt_length, stride, size, 1, slopes);
-                score(slope, packed->value + own, seen, stride, size, 1, slopes + prompt_length);
+                score(grad_output, packed->value + prompt, prompt_length, stride, size, 1, grad_scores);
+                score(grad_output, packed->value + own, seen, stride, size, 1, grad_scores + prompt_length);
                 float logsumexp = packed->logsumexp[head * packed->tokens + token], along = 0, sum[size];
-                for (int64_t d = 0; d < size; d++) along += slope[d] * packed->output[place + d];
+                for (int64_t d = 0; d < size; d++) along += grad_output[d] * packed->output[place + d];
                 for (int64_t j = 0; j < prompt_length + seen; j++) {
                     weights[j] = exponential(weights[j] - logsumexp);
-                    slopes[j] = packed->scale * weights[j] * (slopes[j] - along);
+                    grad_scores[j] = packed->scale * weights[j] * (grad_scores[j] - along);
                 }
                 for (int64_t d = 0; d < size; d++) sum[d] = 0;
-                mix(slopes, packed->key + prompt, prompt_length, stride, size, sum);
-                mix(slopes + prompt_length, packed->key + own, seen, stride, size, sum);
-                memcpy(packed->of_query + place, sum, sizeof sum);
-                spread(slopes, query, prompt_length, stride, size, packed->of_key + prompt);
-                spread(slopes + prompt_length, query, seen, stride, size, packed->of_key + own);
-                spread(weights, slope, prompt_length, stride, size, packed->of_value + prompt);
-                spread(weights + prompt_length, slope, seen, stride, size, packed->of_value + own);
+                mix(grad_scores, packed->key + prompt, prompt_length, stride, size, sum);
+                mix(grad_scores + prompt_length, packed->key + own, seen, stride, size, sum);
+                memcpy(packed->grad_query + place, sum, sizeof sum);
+                spread(grad_scores, query, prompt_length, stride, size, packed->grad_key + prompt);
+                spread(grad_scores + prompt_length, query, seen, stride, size, packed->grad_key + own);
+                spread(weights, grad_output, prompt_length, stride, size, packed->grad_value + prompt);
+                spread(weights + prompt_length, grad_output, seen, stride, size, packed->grad_value + own);
             }
         }
     }
 }
 
-/* For the heads of keys from `begin` to `end` - 1 and all queries that read them; `weights` and `slopes` have room for
-   the longest segment with its prompt. */
+/* For the heads of keys from `begin` to `end` - 1 and all queries that read them; `weights` and `grad_scores` have room
+   for the longest segment with its prompt. */
 INLINE void packed_forward(const struct Packed *packed, int64_t begin, int64_t end, float *weights) {
     WITH_SIZE(packed->size, packed_heads, packed, begin, end, weights)
 }
@@ -454,11 +454,13 @@ EXPORT(
     (packed, begin, end, weights)
 )
 
-INLINE void packed_backward(const struct Packed *packed, int64_t begin, int64_t end, float *weights, float *slopes) {
-    WITH_SIZE(packed->size, packed_heads_backward, packed, begin, end, weights, slopes)
+INLINE void packed_backward(
+    const struct Packed *packed, int64_t begin, int64_t end, float *weights, float *grad_scores
+) {
+    WITH_SIZE(packed->size, packed_heads_backward, packed, begin, end, weights, grad_scores)
 }
 EXPORT(
     packed_backward,
-    (const struct Packed *packed, int64_t begin, int64_t end, float *weights, float *slopes),
-    (packed, begin, end, weights, slopes)
+    (const struct Packed *packed, int64_t begin, int64_t end, float *weights, float *grad_scores),
+    (packed, begin, end, weights, grad_scores)
 )

@@ -31,14 +31,14 @@ class Norm(ctypes.Structure):
 
     _fields_ = (
         *(("size", INTEGER), ("epsilon", NUMBER)),
-        *((name, POINTER) for name in ("hidden", "weight", "normed", "slope", "of_hidden")),
+        *((name, POINTER) for name in ("hidden", "weight", "normed", "grad_output", "grad_hidden")),
     )
 
 
 class Gated(ctypes.Structure):
     """`struct Gated`, field for field."""
 
-    _fields_ = tuple((name, POINTER) for name in ("gate", "up", "product", "slope"))
+    _fields_ = tuple((name, POINTER) for name in ("gate", "up", "product", "grad_output"))
 
 
 class Rotary(ctypes.Structure):
@@ -54,8 +54,8 @@ class StepLayer(ctypes.Structure):
     """`struct StepLayer`, field for field."""
 
     _fields_ = (
-        *((name, POINTER) for name in ("attention_norm", "inwards", "inwards_bias", "query_norm", "key_norm")),
-        *((name, POINTER) for name in ("outwards", "mlp_norm", "gate_and_up", "down")),
+        *((name, POINTER) for name in ("attention_norm", "qkv_proj", "qkv_bias", "query_norm", "key_norm")),
+        *((name, POINTER) for name in ("o_proj", "mlp_norm", "gate_and_up", "down")),
         *((name, POINTER) for name in ("prompt_keys", "prompt_values")),
     )
 
@@ -79,7 +79,7 @@ class Packed(ctypes.Structure):
         *((name, INTEGER) for name in ("heads", "kv_heads", "size", "tokens", "segments")),
         *(("scale", NUMBER), ("segment", POINTER)),
         *((name, POINTER) for name in ("query", "key", "value", "output", "logsumexp")),
-        *((name, POINTER) for name in ("slope", "of_query", "of_key", "of_value")),
+        *((name, POINTER) for name in ("grad_output", "grad_query", "grad_key", "grad_value")),
     )
 
 
@@ -108,13 +108,13 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return normed
 
 
-def rms_norm_backward(slope: Tensor, hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The slopes of a loss by `hidden` and by `weight`, from its slope by what was normed."""
-    slope, hidden = slope.contiguous(), hidden.contiguous()
-    of_hidden, size = torch.empty_like(hidden), len(weight)
-    norm = Norm(size, epsilon, *pointers(hidden, weight, None, slope, of_hidden))
+def rms_norm_backward(grad_output: Tensor, hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Gradients by `hidden` and by `weight`, from the gradient by what was normed."""
+    grad_output, hidden = grad_output.contiguous(), hidden.contiguous()
+    grad_hidden, size = torch.empty_like(hidden), len(weight)
+    norm = Norm(size, epsilon, *pointers(hidden, weight, None, grad_output, grad_hidden))
     parts = _share("veritune_rms_norm_backward", norm, _rows(hidden), [size])
-    return of_hidden, torch.from_numpy(sum(of_weight for (of_weight,) in parts))
+    return grad_hidden, torch.from_numpy(sum(grad_weight for (grad_weight,) in parts))
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -124,9 +124,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return product
 
 
-def swiglu_backward_(slope: Tensor, gate: Tensor, up: Tensor) -> None:
-    """The slopes of a loss by `gate` and by `up`, in their place, from its slope by their product; all contiguous."""
-    _share("veritune_swiglu_backward", Gated(*pointers(gate, up, None, slope)), gate.numel())
+def swiglu_backward_(grad_output: Tensor, gate: Tensor, up: Tensor) -> None:
+    """Gradients by `gate` and by `up`, in their place, from the gradient by their product; all contiguous."""
+    _share("veritune_swiglu_backward", Gated(*pointers(gate, up, None, grad_output)), gate.numel())
 
 
 def rotate_(vectors: Tensor, cosine: Tensor, sine: Tensor) -> None:
@@ -157,7 +157,7 @@ def packed_attention(
 
 
 def packed_attention_backward(
-    slope: Tensor,
+    grad_output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -166,12 +166,12 @@ def packed_attention_backward(
     segments: np.ndarray,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The slopes of a loss by query, key and value, from its slope by the output, (N, H, D)."""
-    slope, query, key, value = (tensor.contiguous() for tensor in (slope, query, key, value))
-    slopes = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    packed = _packed(segments, scale, query, key, value, output, logsumexp, slope, *slopes)
+    """Gradients by query, key and value, from the gradient by the output, (N, H, D)."""
+    grad_output, query, key, value = (tensor.contiguous() for tensor in (grad_output, query, key, value))
+    gradients = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    packed = _packed(segments, scale, query, key, value, output, logsumexp, grad_output, *gradients)
     _share("veritune_packed_backward", packed, key.shape[1], [longest(segments)] * 2)
-    return slopes
+    return gradients
 
 
 def longest(segments: np.ndarray) -> int:
