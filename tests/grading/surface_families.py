@@ -71,7 +71,10 @@ def label_wrong(generator: random.Random) -> tuple[str, str]:
     value = _expression(generator, name)
     kind = generator.randrange(5)
     if kind == 0:
-        return _equality(generator, name, value), value
+        frame = generator.choice(
+            ["{0} = {1}", "{0}={1}", "${0}={1}$", "{0} is {1}", "the value of {0} is {1}", "{0} equals {1}"]
+        )
+        return frame.format(name, value), value
     if kind == 1:
         return _equality(generator, value, name), value
     function, other = generator.sample(_FUNCTIONS, 2)
@@ -214,6 +217,7 @@ _STYLES = [
     r"\mathtt{{{}}}", r"{{\large {}}}", r"\Huge{{{}}}", r"\displaystyle {}", r"\pmb{{{}}}", r"\uline{{{}}}",
     r"\scalebox{{1.2}}{{{}}}", r"\raisebox{{2pt}}{{{}}}", r"\ensuremath{{{}}}", r"\boxed{{\color{{red}}{{{}}}}}",
     r"\color{{red}}{{\mathbf{{{}}}}}", r"{} \tag{{1}}", r"{}\hspace{{1cm}}", r"\left. {} \right.",
+    r"\begin{{equation}} {} \end{{equation}}", r"\begin{{aligned}} {} \end{{aligned}}", r"\bold{{{}}}", r"\text{{{}}}",
 ]  # fmt: skip
 _NOT_STYLES = [
     r"\cancel{{{}}}", r"\bcancel{{{}}}", r"\sout{{{}}}", r"\phantom{{{}}}", r"\hphantom{{{}}}", r"\not{{{}}}",
@@ -313,7 +317,8 @@ def _unicode_pair(generator: random.Random, change: int) -> tuple[str, str]:
 _DEGREES = [
     r"^{\text{o}}", "^o", "^{o}", r"^{\rm o}", r"^\mathrm{o}", r"^{\mathrm{o}}", r"^{\textrm{o}}", r"\degree", "∘", "°",
     "^∘", "^{∘}", "˚", "º", r"^{\circ}", r"^\circ", r"{}^\circ", r"\,^\circ", r" ^{\circ}", r"^{\text{∘}}", " degrees",
-    r"\text{ degrees}", r"^{\mbox{o}}", " deg", r"\textdegree", r"^{\bf o}", "^{°}", " ^\\circ",
+    r"\text{ degrees}", r"^{\mbox{o}}", " deg", r"\textdegree", r"^{\bf o}", "^{°}", r"\textsuperscript{o}", r"^{\text{deg}}",
+    r"^\circ{}", " ^\\circ",
 ]  # fmt: skip
 
 

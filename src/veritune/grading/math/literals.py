@@ -9,15 +9,17 @@ from itertools import pairwise
 from veritune.grading.math.limits import MAX_NUMBER_CHARACTERS, UnreadableError
 from veritune.grading.math.nodes import Node, number
 from veritune.grading.math.tokens import Token
-from veritune.grading.math.vocabulary import LETTER_WORDS, NAMES, UNIT_SYNONYMS
+from veritune.grading.math.vocabulary import LETTER_WORDS, NAMES, PRODUCT_WORDS, UNIT_SYNONYMS
 
 
 def reads_as_product(tokens: Sequence[Token], index: int) -> bool:
     """Whether a run of letters is a product of variables; `on` and `no` are words, and words have no anagrams."""
     token = tokens[index]
     word = token.text
-    if len(word) > 4 or word.lower() in LETTER_WORDS or word.lower() in UNIT_SYNONYMS:
+    if len(word) > 4 or word.lower() in UNIT_SYNONYMS:
         return False
+    if word.lower() in LETTER_WORDS:
+        return word in PRODUCT_WORDS and _stands_in_a_sum(tokens, index)
     if len(word) == 2 or not set(word.lower()) & set("aeiouy") or set(word) <= set("wxyz"):
         return True
     if all(ord(after) - ord(before) == 1 for before, after in pairwise(word)):
@@ -25,6 +27,13 @@ def reads_as_product(tokens: Sequence[Token], index: int) -> bool:
     attached = index > 0 and tokens[index - 1].kind == "number" and not token.spaced
     raised = index + 1 < len(tokens) and tokens[index + 1].text in ("^", "_")
     return len(word) == 3 and (attached or raised)
+
+
+def _stands_in_a_sum(tokens: Sequence[Token], index: int) -> bool:
+    """`at` is a product in `at^2`, `at + b` after a sign and `b - at`."""
+    before = tokens[index - 1].text if index else "="
+    after = tokens[index + 1].text if index + 1 < len(tokens) else ")"
+    return after == "^" or (before in ("=", "(", "+", "-") and after in ("+", "-")) or (before in "+-" and after == ")")
 
 
 def spread_letters(tokens: Sequence[Token]) -> list[Token]:

@@ -7,13 +7,13 @@ import re
 from veritune.grading.math.vocabulary import words
 
 _SWITCHES = (
-    "mathbf mathit mathcal mathnormal mathsf mathtt mathscr mathfrak mathord boldsymbol bm pmb ensuremath emph fbox "
-    "underline uline ul smash num bf it rm sf tt sl sc em bfseries itshape rmfamily normalfont boldmath tiny "
-    "scriptsize footnotesize small normalsize large Large LARGE huge Huge displaystyle textstyle "
-    "scriptstyle scriptscriptstyle"
+    "mathbf mathit mathcal mathnormal mathsf mathtt mathscr mathfrak mathord boldsymbol bm pmb ensuremath emph "
+    "fbox underline uline ul hl tcbox bold mathop mathrel mathbin smash num bf it rm sf tt sl sc em bfseries "
+    "itshape rmfamily normalfont boldmath tiny scriptsize footnotesize small normalsize large Large LARGE huge "
+    "Huge displaystyle textstyle scriptstyle scriptscriptstyle"
 )
 _WITH_OPTIONS = "framebox makebox"
-_WITH_ARGUMENT = "color textcolor colorbox raisebox scalebox bbox"
+_WITH_ARGUMENT = "color textcolor colorbox raisebox scalebox bbox style"
 _WITH_TWO_ARGUMENTS = "fcolorbox resizebox"
 _INVISIBLE = "hfill hfil strut mathstrut nonumber notag noindent par centering"
 _INVISIBLE_WITH_ARGUMENT = "phantom hphantom vphantom hspace vspace tag label"
@@ -38,6 +38,9 @@ _STYLE = re.compile(
 _HIDDEN = re.compile(
     "|".join([_commands(_INVISIBLE), _commands(_INVISIBLE_WITH_ARGUMENT, r"\*?" + _ARGUMENT), r"\\(?:left|right)\."])
 )
+_ENVIRONMENT = re.compile(
+    r"\\(?:begin|end)\{(?:equation|align|aligned|gather|gathered|split|displaymath|math|center|flushleft)\*?\}"
+)
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _CHANGED = words(
     " ".join([_SWITCHES, _WITH_OPTIONS, _WITH_ARGUMENT, _WITH_TWO_ARGUMENTS, _INVISIBLE, _INVISIBLE_WITH_ARGUMENT])
@@ -55,6 +58,8 @@ def without_styles(text: str) -> str:
     The braces of what a style is given go with it where nothing else needs them: `x=\textcolor{red}{17}` is `x=17`,
     and `2^\mathbf{10}` is `2^{10}`.
     """
+    if "\\begin" in text and "\\\\" not in text and _ENVIRONMENT.search(text):
+        text = _ENVIRONMENT.sub(" ", text).replace("&", "").strip()
     if _CHANGED.isdisjoint(_COMMAND.findall(text)) and "left." not in text and "right." not in text:
         return text
     text = _HIDDEN.sub(" ", text)

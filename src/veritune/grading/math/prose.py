@@ -16,6 +16,7 @@ from veritune.grading.math.vocabulary import (
     DETERMINERS,
     FILLERS,
     FUNCTIONS,
+    GREEK_LETTERS,
     NAMES,
     NO_LAST_UNITS,
     POWERED_UNITS,
@@ -208,6 +209,16 @@ def _is_copula(tokens: Sequence[Token], index: int) -> bool:
     if text in RESULT_VERBS and index + 1 < len(tokens) and tokens[index + 1].text.lower() == "to":
         return True
     return text in COPULAS or (text == "s" and tokens[index - 1].text == "'")
+
+
+def subject_of(before: Sequence[Token]) -> str:
+    """The variable that a sentence's beginning is about: `x` of `x is` and `the value of x equals`; "" for none."""
+    end = len(before)
+    while end and (_is_copula(before, end - 1) or before[end - 1].text.lower() in FILLERS):
+        end -= 1
+    name = before[end - 1].text if end else ""
+    is_part = end > 1 and before[end - 2].text == "of" and before[max(end - 3, 0)].text.lower() != "value"
+    return "" if is_part or (len(name) > 1 and name not in GREEK_LETTERS) else name
 
 
 def _after_receiver(tokens: Sequence[Token], start: int, limit: int) -> int:

@@ -19,7 +19,7 @@ from veritune.grading.math.limits import UnreadableError
 from veritune.grading.math.nodes import Node
 from veritune.grading.math.number_words import number_words
 from veritune.grading.math.parser import parse
-from veritune.grading.math.prose import is_hedged, is_wordy, sentence_value, text_of
+from veritune.grading.math.prose import is_hedged, is_wordy, sentence_value, subject_of, text_of
 from veritune.grading.math.tokens import CLOSERS, OPENERS, Token, tokenize
 from veritune.grading.math.units import (
     CURRENCY_CODES,
@@ -83,6 +83,8 @@ def read(plain: str, sentences: bool = True) -> Reading:
         tokens = tokenize(plain)
     except UnreadableError:
         return Reading("words", words=plain)
+    if tokens and tokens[-1].text == "." and len(tokens) > 1:
+        tokens.pop()  # the stop within \\text{No solution.}
     phrase = PHRASES.get(text_of(tokens)) if tokens and tokens[0].kind in ("word", "text") else None
     if phrase:
         return read(phrase)
@@ -156,7 +158,9 @@ def _read_tokens(tokens: Sequence[Token], sentences: bool) -> Reading:
         return Reading("words", words=text_of(tokens))
     if only_words and (phrase := PHRASES.get(text_of(value))):
         return read(phrase)
-    return _read_list(value)
+    reading = _read_list(value)
+    names = variable_names(reading.node) if reading.node is not None and value_start else frozenset()
+    return Reading("words", words=text_of(tokens)) if subject_of(tokens[:value_start]) in names else reading
 
 
 def _read_list(tokens: Sequence[Token]) -> Reading:

@@ -24,11 +24,15 @@ _REPEATING = re.compile(r"(?<![0-9A-Za-z])([0-9]{0,20}\.[0-9]{0,20})\(([0-9]{1,2
 _UNION_LETTER = re.compile(r"(?<=[)\]])\s?U\s?(?=[(\[])")
 _TIMES_LETTER = re.compile(r"(?<=[0-9])\s?[xX]\s?(?=10\s?\^)")
 _ROMAN = r"\\(?:text|mathrm|textrm|mbox|hbox|textup|textnormal|operatorname)\s*"
-_ROMAN_SIGN = rf"{_ROMAN}(?:\{{\s*(?:o|\^?\\circ)\s*\}}|o(?![A-Za-z]))"
+_ROMAN_SIGN = rf"{_ROMAN}(?:\{{\s*(?:o|deg|\^?\\circ)\s*\}}|o(?![A-Za-z]))"
 _DEGREE_LETTER = re.compile(
     rf"(?<=[0-9)}}])\s?\^\s*(?:o(?![A-Za-z])|\^\\circ|{_ROMAN_SIGN}|\{{\s*(?:o|\^\\circ|{_ROMAN_SIGN})\s*\}})"
+    r"|(?<=[0-9)}])\s?\\textsuperscript\{\s*(?:o|\^?\\circ)\s*\}"
 )
-_EMPTY_BASE = re.compile(r"(?<!\\)\{\}\s?(?=\^)")
+_EMPTY_BASE = re.compile(r"(?<!\\)\{\}\s?(?=\^)|(?<=\\circ)\{\}")
+_ANGLE = re.compile(r"\\ang\{([0-9.]{1,20})\}")
+_BRACED_NOT = re.compile(r"\{\s?(\\ne )\}")
+_DOTS_AFTER_PERIOD = re.compile(r"(\\overline\s?\{[0-9]{1,40}\})\s?(?:\\[lc]?dots(?![a-z])|\.\.\.)")
 _BARE_POINT = re.compile(r"(?<![0-9A-Za-z])\.(?=\s*\\(?:overline|bar|dot)(?![A-Za-z]))")
 _DOTS = re.compile(r"\.([0-9]*)\\dot\s*\{?([0-9])\}?([0-9]*)\\dot\s*\{?([0-9])\}?")
 _NOT = re.compile(r"\\not\s*(=|<|>|\{=\}|\\in(?![A-Za-z])|\\[lg]eq?(?![A-Za-z]))")
@@ -73,9 +77,10 @@ def _plain_signs(text: str) -> str:
         text = _REPEATING.sub(r"\1\\overline{\2}", text)
     if "." in text and "\\" in text:
         text = _BARE_POINT.sub("0.", _DOTS.sub(r".\1\\overline{\2\3\4}", text))
+        text = _DOTS_AFTER_PERIOD.sub(r"\1", text)
     if "U" in text:
         text = _UNION_LETTER.sub(r" \\cup ", text)
-    if "^" in text:
+    if "^" in text or "\\textsuperscript" in text:
         text = _TIMES_LETTER.sub(" * ", text)
         text = _DEGREE_LETTER.sub(r"^\\circ ", _EMPTY_BASE.sub("", text))
     return text
@@ -90,6 +95,9 @@ def _without_commands(text: str) -> str:
         text = _DELIMITERS.sub(" ", text)
     if "\\not" in text:
         text = _NOT.sub(lambda negated: _OPPOSITES.get(negated[1]) or _OPPOSITES[negated[1][:2]], text)
+        text = _BRACED_NOT.sub(r"\1", text)
+    if "\\ang" in text:
+        text = _ANGLE.sub(r"\1^\\circ ", text)
     return without_styles(text)
 
 

@@ -11,6 +11,7 @@ from veritune.grading.math.vocabulary import GREEK_LETTERS
 _SIGNS = {
     **dict.fromkeys("−–—‒﹣－‑", "-"),
     **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " "),
+    **dict.fromkeys("【】「」『』", " "),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\u2061\u2062\u2063\u2064\ufeff\ufe0e\ufe0f\u00ad", ""),
     **dict.fromkeys("×✕✖⋅·∙•∗", " * "),
     **dict.fromkeys("÷", "÷"),
@@ -22,7 +23,7 @@ _SIGNS = {
     "≦": "\\le ", "≧": "\\ge ",
     "≤": "\\le ", "⩽": "\\le ", "≥": "\\ge ", "⩾": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ",
     "∞": "\\infty ", "π": "\\pi ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∖": "\\setminus ", "∅": "\\varnothing ",
-    "ø": "\\varnothing ", "∠": "\\angle ", "△": "\\triangle ", "⟨": "\\langle ",
+    **dict.fromkeys("øØ⌀", "\\varnothing "), "∠": "\\angle ", "△": "\\triangle ", "⟨": "\\langle ",
     "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ",
     "⌉": "\\rceil ", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
     "∛": "\\sqrt[3]", "∜": "\\sqrt[4]", "…": "...", "⋯": "...", "→": "\\to ", "⇒": "\\Rightarrow ", "∴": "\\therefore ",
@@ -61,6 +62,7 @@ _LETTERS = {  # mathematical alphabets, full width, ligatures, Roman numerals
         ("<font>", 0x2100, 0x2150),
         ("<font>", 0x1D400, 0x1D800),
         ("<wide>", 0xFF01, 0xFFE7),
+        ("<small>", 0xFE50, 0xFE6C),
         ("<compat>", 0xFB00, 0xFB07),
         ("<compat>", 0x2160, 0x2180),
     ]

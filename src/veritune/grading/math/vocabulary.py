@@ -31,7 +31,10 @@ LETTER_WORDS = words(
     "min rad pts bps ppm ppb "
     "per sum god dog cat bit men two six ten one the set one new log"
 )
-"""Short words that are never a product of variables."""
+"""Short words that are no product of variables."""
+
+PRODUCT_WORDS = words("at an am as by be my")
+"""Those of them that are a product within a sum: `at + b`."""
 
 _SMALL_NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -179,6 +182,7 @@ PHRASES = {
         "no solution exists",
         "no solutions exist",
         "no real solutions exist",
+        "no real roots",
         "null set",
     ],
     r"\varnothing",
@@ -206,18 +210,17 @@ NO_UNITS = (
         integrated modulus residue negation negated negating additive complementary doubling tripling halving squaring
         cubing inverting subtracting quadruple quadrupled quintuple quintupled sextuple sextupled thrice signed
         backward backwards reverse reversed reversal flipped mirrored mirror rotated inverted swapped upside anagram
-        repeating recurring repeated concatenated duplicated encoded scrambled shuffled permuted prime conj
-        base radix binary ternary quaternary octal hex hexadecimal roman basis
-        excluded exclude excludes exclusion excepted excepting omitted omitting removed removing deleted subtracted
-        deducted eliminated void voided cancelled canceled annulled nullified null nil nought naught zilch nada refuted
-        denied disproved disproven contradicted disallowed forbidden prohibited banned barred barring sans lacking nope
-        nay otherwise else contrary anything unlike absent
-        debt debts indebted debit debits overdrawn overdraft arrears deficit deficits loss losses owed owing liability
-        liabilities shortfall shortage underwater underground beneath subzero downward downwards decrease decreased
-        reduction drop decline declined deduction deductions
-        fold folded baker bakers nearest mega giga tera peta milli micro nano pico deci centi deca hecto
-        mille tausend hundert millones milliard milliards milliarden mio mrd mn tn bil tril wan arab googol googolplex
-        onward onwards upward upwards afterwards orders magnitude nonexistent
+        repeating recurring repeated concatenated duplicated encoded scrambled shuffled permuted prime conj base radix
+        binary ternary quaternary octal hex hexadecimal roman basis excluded exclude excludes exclusion excepted
+        excepting omitted omitting removed removing deleted subtracted deducted eliminated void voided cancelled
+        canceled annulled nullified null nil nought naught zilch nada refuted denied disproved disproven contradicted
+        withdrawn retracted undone disqualified misprint misprinted typo disallowed forbidden prohibited banned barred
+        barring sans lacking nope nay otherwise else contrary anything unlike absent debt debts indebted debit debits
+        overdrawn overdraft arrears deficit deficits loss losses owed owing liability liabilities shortfall shortage
+        underwater underground beneath subzero downward downwards decrease decreased reduction drop decline declined
+        deduction deductions fold folded baker bakers nearest mega giga tera peta milli micro nano pico deci centi deca
+        hecto mille tausend hundert millones milliard milliards milliarden mio mrd mn tn bil tril wan arab googol
+        googolplex onward onwards upward upwards afterwards orders magnitude nonexistent
         """
     )
 )
