@@ -317,8 +317,8 @@ def _unicode_pair(generator: random.Random, change: int) -> tuple[str, str]:
 _DEGREES = [
     r"^{\text{o}}", "^o", "^{o}", r"^{\rm o}", r"^\mathrm{o}", r"^{\mathrm{o}}", r"^{\textrm{o}}", r"\degree", "∘", "°",
     "^∘", "^{∘}", "˚", "º", r"^{\circ}", r"^\circ", r"{}^\circ", r"\,^\circ", r" ^{\circ}", r"^{\text{∘}}", " degrees",
-    r"\text{ degrees}", r"^{\mbox{o}}", " deg", r"\textdegree", r"^{\bf o}", "^{°}", r"\textsuperscript{o}", r"^{\text{deg}}",
-    r"^\circ{}", " ^\\circ",
+    r"\text{ degrees}", r"^{\mbox{o}}", " deg", r"\textdegree", r"^{\bf o}", "^{°}", r"\textsuperscript{o}",
+    r"^{\text{deg}}", r"^\circ{}", " ^\\circ",
 ]  # fmt: skip
 
 
