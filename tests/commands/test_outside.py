@@ -9,6 +9,7 @@ from statistics import fmean
 import pytest
 
 from veritune.cli import main
+from veritune.commands.experiment.plan import load_experiment, plan_cells
 from veritune.core.run_folder import RunFolder
 
 TASK = '''
@@ -106,21 +107,46 @@ def test_a_task_trains(folder, capsys):
     assert code == 0 and "has already taken all of its 1 steps" in out, error
 
 
-def test_the_task_and_the_reward_of_the_readme_train(folder, capsys):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", readme, re.DOTALL)
-    assert [name for name, _ in blocks] == ["squares.py", "rewards.py"]
+@pytest.fixture
+def readme(folder):
+    """The blocks of the README's part "Make it yours", written as the files that they name."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"```(?:python|toml)\n# (\w+\.\w+)\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == ["squares.py", "rewards.py", "my_loss.py", "echo.py", "deviation.toml"]
     for name, block in blocks:
         assert sum(bool(line) for line in block.splitlines()) <= 15
         (folder / name).write_text(block)
-    arguments = ["--task", "squares:SquareTask", "--task-largest", "30"]
-    arguments += ["--reward", "task=1.0", "--reward", "rewards:brevity=0.2"]
-    sizes = ["--rollout-batch-size", "4", "--group-size", "2", "--train-batch-size", "4", "--steps", "1"]
-    code, _, error = call(capsys, "grpo", *SMALL, *sizes, *arguments, "--run", "run")
+    return folder
+
+
+SIZES = ["--rollout-batch-size", "4", "--group-size", "2", "--train-batch-size", "4", "--steps", "1"]
+
+
+def test_the_readmes_task_reward_and_loss_train(readme, capsys):
+    arguments = ["--task", "squares:SquareTask", "--task-largest", "30", "--loss-type", "my_loss:squared"]
+    arguments += ["--reward", "task=1.0", "--reward", "rewards:brevity=0.2", "--no-skip-zero-advantages"]
+    code, _, error = call(capsys, "grpo", *SMALL, *SIZES, *arguments, "--run", "run")
     assert code == 0, error
-    row = RunFolder.open(folder / "run").metrics()[1]
+    row = RunFolder.open(readme / "run").metrics()[1]
     assert row["reward"] == pytest.approx(row["reward_task"] + 0.2 * row["reward_brevity"])
     assert 0 < row["reward_brevity"] <= 1
+    assert row["ratio"] == pytest.approx(1, abs=1e-5)  # the only update is on-policy
+
+
+def test_the_readmes_engine_samples(readme, capsys):
+    arguments = ["--engine", "echo:EchoSettings", "--engine-text", "7", "--run", "run"]
+    code, _, error = call(capsys, "eval", *SMALL, *arguments)
+    assert code == 0, error
+    assert [row["response"] for row in RunFolder(readme / "run").read_rows("validation", 0)] == ["7"] * 4
+
+
+def test_the_readmes_experiment_has_two_cells_a_seed(readme):
+    experiment = load_experiment("deviation.toml", "embedded")
+    cells = plan_cells(experiment, readme / "runs", seeds=3, threads=None)
+    assert sorted((cell.config.normalize_by_std, cell.config.seed) for cell in cells) == [
+        *((False, 0), (False, 1), (False, 2)),
+        *((True, 0), (True, 1), (True, 2)),
+    ]
 
 
 def test_the_runs_own_name_holds_the_class_alone(folder, capsys):
