@@ -271,6 +271,17 @@ def test_the_key_is_used_and_never_written(tmp_path: Path) -> None:
         assert KEY.encode() not in path.read_bytes(), path
 
 
+def test_a_password_in_the_address_is_used_and_never_written(tmp_path: Path) -> None:
+    script = [fails(400, message="anna:hunter2 may not"), answers(fenced(f"# hunter2\n{AXES}"))]
+    with ScriptedEndpoint(script) as endpoint:
+        url = endpoint.base_url.replace("://", "://anna:hunter2@")
+        folder = discover(config(endpoint, tmp_path / "run", rounds=2, **{"engine.url": url}))
+        assert set(endpoint.keys) == {"Basic YW5uYTpodW50ZXIy"}
+    for path in folder.iterdir():
+        assert b"hunter2" not in path.read_bytes(), path
+    assert read_events(folder)[0]["config"]["engine.url"] == endpoint.base_url.replace("://", "://***@")
+
+
 def test_requests_run_side_by_side(tmp_path: Path) -> None:
     with ScriptedEndpoint([STALLS, STALLS, STALLS, answers(fenced(AXES))]) as endpoint:
         settings = {
