@@ -81,7 +81,7 @@ def proposer():
         def ask():
             propose = build_proposer(configs[-1], model_endpoint(configs[-1]))
             answer = propose(Request([{"role": "user", "content": "?"}], None, 0, math.inf), lambda *_: None)
-            return answer.text, answer.finish_reason, answer.prompt_tokens, answer.completion_tokens
+            return answer.answer, answer.finish_reason, answer.prompt_tokens, answer.completion_tokens
 
         yield Asked(server, ask, set_seconds)
 
