@@ -1,87 +1,91 @@
-"""`kill -9` at random moments of a run, then `veritune resume`: the same weights and metrics as if nobody had.
+"""`kill -9` during a run, then `veritune resume`: the same folder as if nobody had. `benchmarks/kill.py` tries more."""
 
-VERITUNE_KILLS=20 python -m pytest tests/test_kill.py   # more moments than the default suite tries
-"""
-
-import hashlib
-import json
 import os
-import random
+import pty
+import select
 import signal
-import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-KILLS = int(os.environ.get("VERITUNE_KILLS", "2"))
-VERITUNE = [sys.executable, "-c", "from veritune.cli import main; main()"]
-SETTINGS = [
-    *("--steps", "10", "--rollout-batch-size", "16", "--group-size", "4", "--train-batch-size", "8"),
-    *("--loss-type", "grpo_clip", "--max-tokens", "40", "--validation-examples", "8", "--validate-every", "3"),
-    *("--checkpoint-every", "2", "--threads", "1", "--learning-rate", "1e-3"),
-]
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import kill
+
+KINDS = ("grpo on-policy", "sft", "expert iteration", "two processes")
+"""The last is off-policy too."""
+KIND = KINDS[-1]
 
 
-def start(*arguments):
-    return subprocess.Popen(
-        [*VERITUNE, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    return tmp_path_factory.mktemp("kill")
 
 
-def finish(process):
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_as_the_one_that_nobody_killed(output, kind):
+    outcome = kill.kill_and_compare(output, kind, number=1)
+    assert outcome["kills"] and outcome["different"] == []
 
 
-def final_weights(run):
-    return hashlib.sha256((run / "checkpoints" / "step-000010" / "model.safetensors").read_bytes()).hexdigest()
+def wait_for_step(place, step, meanwhile=lambda: time.sleep(0.01)):
+    deadline = time.monotonic() + 240
+    while not (place / kill.RUN / "rollouts" / f"step-{step:06d}.jsonl").exists():
+        assert time.monotonic() < deadline
+        meanwhile()
 
 
-def steady_metrics(run):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if "second" not in key} for row in rows]
+@pytest.mark.parametrize(
+    ("number", "code", "more"),
+    [
+        (signal.SIGINT, 130, "; once more stops at once"),
+        (signal.SIGTERM, 143, ""),
+    ],
+)
+def test_a_stopped_run_saves_once_and_says_how_to_go_on(output, tmp_path, number, code, more):
+    whole, _, _ = kill.undisturbed(output, KIND)
+    process = kill.start(tmp_path, *kill.KINDS[KIND], "--run", kill.RUN)
+    wait_for_step(tmp_path, 3)  # 2 and 4 have a checkpoint in any case
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(workers) >= 2  # a cluster's signal reaches all processes, and may come again
+    for receiver in [process.pid, *map(int, workers), *([] if number == signal.SIGINT else [process.pid] * 2)]:
+        os.kill(receiver, number)
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == code
+    first, last = error.splitlines()
+    assert first == f"stopping after this step{more}"
+    step = int(last.removeprefix("error: stopped after step ").split(";")[0])
+    assert step in (3, 4) and last.endswith(f"; resume with: veritune resume {kill.RUN}")
+    saved = sorted(path.name for path in (tmp_path / kill.RUN / "checkpoints").iterdir())
+    assert saved[-1] == f"step-{step:06d}"
+    kill.finish(kill.start(tmp_path, "resume", kill.RUN))
+    assert kill.differences(tmp_path / kill.RUN, whole / kill.RUN) == []
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids="processes={}".format)
-def whole(request, tmp_path_factory):
-    """An uninterrupted run, how long it took, and its settings. A child that outlived its leader would hang a test:
-    it holds the other end of the leader's stderr, which `communicate` reads to the end."""
-    run, settings = tmp_path_factory.mktemp("whole") / "run", [*SETTINGS, "--processes", request.param]
-    began = time.monotonic()
-    finish(start("grpo", "--run", run, *settings))
-    return run, time.monotonic() - began, settings
+def test_a_closed_terminal_loses_no_step(output, tmp_path):
+    terminal, inside = pty.openpty()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(terminal)
+        for stream in (0, 1, 2):
+            os.dup2(inside, stream)
+        os.ttyname(0)
+        os.close(os.open(os.ttyname(0), os.O_RDWR))  # the first terminal that a session's leader opens is its own
+        os.chdir(tmp_path)
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, [sys.executable, "-c", kill.CHILD, *kill.KINDS[KIND], "--run", kill.RUN])
+    os.close(inside)
 
+    def read_what_it_shows():
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 1 << 16)
 
-@pytest.mark.parametrize("number", range(KILLS))
-def test_a_killed_run_ends_as_the_one_that_nobody_killed(whole, tmp_path, number):
-    uninterrupted, seconds, settings = whole
-    run = tmp_path / "run"
-    process = start("grpo", "--run", run, *settings)
-    deadline = time.monotonic() + 120
-    while not (run / "config.toml").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(random.Random(number).random() * seconds * 0.6)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    finish(start("resume", run))
-    assert final_weights(run) == final_weights(uninterrupted)
-    assert steady_metrics(run) == steady_metrics(uninterrupted)
-    assert [row["step"] for row in steady_metrics(run)] == list(range(11))
-
-
-def test_control_c_saves_and_says_how_to_go_on(whole, tmp_path):
-    uninterrupted, _, settings = whole
-    run = tmp_path / "run"
-    process = start("grpo", "--run", run, *settings)
-    deadline = time.monotonic() + 120
-    while not (run / "rollouts" / "step-000003.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert error.startswith("stopping after this step; once more stops at once\n")
-    assert f"resume with: veritune resume {run}" in " ".join(error.split())
-    assert "Traceback" not in error
-    finish(start("resume", run))
-    assert final_weights(run) == final_weights(uninterrupted)
+    wait_for_step(tmp_path, 3, read_what_it_shows)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    saved = sorted(path.name for path in (tmp_path / kill.RUN / "checkpoints").iterdir())
+    assert saved[-1] in ("step-000003", "step-000004")

@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import dataclasses
 import importlib
+import io
 import itertools
 import sys
 import traceback
@@ -24,6 +25,7 @@ import click
 from veritune import __version__
 from veritune.core import config as configs
 from veritune.core.errors import VerituneError, blot_logins
+from veritune.core.signals import signal_of, terminations_raised
 from veritune.core.tables import flatten, overlay, short_names, tables
 
 
@@ -86,7 +88,12 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The entry point of `veritune`. Exit codes: 2 for settings, 1 for failures, 130 for Ctrl-C."""
+    """The entry point of `veritune`.
+
+    Exit codes: 2 for settings, 1 for failures, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may be no text, as on standard error
     build_app().main(sys.argv[1:] if arguments is None else arguments, prog_name="veritune")
 
 
@@ -274,10 +281,11 @@ def _from_flag(kind: Any, value: Any) -> Any:
 def _exit_cleanly(action: Callable[[], int | None], debug: bool) -> None:
     """Run a command; its errors become one line and an exit code, or a traceback with --debug."""
     try:
-        code = action()
-    except KeyboardInterrupt:
+        with terminations_raised():
+            code = action()
+    except KeyboardInterrupt as stopped:
         click.echo("stopped", err=True)
-        raise click.exceptions.Exit(130) from None
+        raise click.exceptions.Exit(128 + signal_of(stopped)) from None
     except Exception as error:
         if debug:
             traceback.print_exc()

@@ -12,8 +12,8 @@ import pytest
 
 from veritune.core.errors import CheckpointError, ConfigError
 from veritune.report import write_report
-from veritune.report.collect import Batch, collect_run
-from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible
+from veritune.report.collect import Batch, collect_run, visible
+from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up
 
 Make = Callable[..., Path]
 Response = Callable[..., dict[str, Any]]
@@ -94,6 +94,23 @@ def test_model_text_is_escaped(make_run: Make, response: Response) -> None:
     shown = "<script>alert('x')</script> {{ 7 * 7 }} [bold]b[/bold] \ufffd[31m & \ufffd"
     assert elements.text.count(shown) == 3
     assert "\x1b" not in page
+
+
+def test_nothing_that_steers_reaches_the_page_or_ends_it(make_run: Make, response: Response) -> None:
+    evil = "\x1b[2J\x07\ud83d\u202e$\\frac$"
+    batch = [response(f"id {evil}", evil, 1.0, question=evil, ground_truth=evil)]
+    environment = {"recipe": "grpo", "arguments": [evil], evil: evil, "versions": {evil: evil}}
+    rows = [{"step": step, "validation_accuracy": 0.5, "reward": 0.5} for step in (0, 1)]
+    paths = [
+        make_run(
+            f"{name}\x1b\udcff", rows, validation={0: batch}, rollouts={1: batch}, environment=environment, data=name
+        )
+        for name in ("a\\u001b$\\\\frac$", "b")
+    ]
+    for chosen in (paths, paths[:1]):
+        page = write_report(chosen, paths[0].parent / "out").read_bytes().decode("utf-8")
+        assert not set(page) & {"\x1b", "\x07", "\u202e"}
+        assert "problem id \ufffd[2J\ufffd\ufffd\ufffd$\\frac$" in page and "\ufffd\ufffd" in page
 
 
 @pytest.mark.parametrize(

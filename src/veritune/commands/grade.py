@@ -24,7 +24,7 @@ from veritune.core.statistics import wilson_interval
 from veritune.core.tables import table
 from veritune.core.types import Score
 from veritune.grading import GradingPool
-from veritune.report.examples import visible
+from veritune.report.collect import visible
 from veritune.tasks import make_task
 from veritune.tasks.data_files import Place, cell, read_table
 from veritune.tasks.questions import QuestionTask

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from veritune.core.run_folder import RunFolder
 from veritune.recipes.eval import category_of
 from veritune.report import tables
-from veritune.report.collect import Setting, collect_run
+from veritune.report.collect import Setting, collect_run, visible
 
 LABELS = {
     "correct": "format 1, answer 1",
@@ -43,7 +42,8 @@ def print_evaluation(path: Path, *, show: int = 0, category: str = "all") -> Non
     examples = [each for each in run.read_rows("validation", 0) if category in ("all", category_of(each["score"]))]
     for example in examples[:show]:
         console.print(_example(example))
-    console.print(f"every response: {path / 'validation' / 'step-000000.jsonl'}", soft_wrap=True)
+    place = path / "validation" / "step-000000.jsonl"
+    console.print(Text(visible(f"every response: {place}")), soft_wrap=True)
 
 
 def print_best_of_n(path: Path) -> None:
@@ -67,10 +67,10 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
 
 
-def _example(row: Mapping[str, Any]) -> str:
+def _example(row: Mapping[str, Any]) -> Text:
     score = row["score"]
-    return (
-        f"\n[bold]{escape(row['question'])}[/bold]  ({category_of(score)}, rule {escape(score['rule'])})\n"
-        f"{escape(row['response'])}\n[dim]extracted: {escape(str(score['extracted']))}, "
-        f"ground truth: {escape(str(row['ground_truth']))}[/dim]"
+    return Text.assemble(
+        (f"\n{visible(row['question'])}", "bold"),
+        f"  ({category_of(score)}, rule {visible(score['rule'])})\n{visible(row['response'])}\n",
+        (visible(f"extracted: {score['extracted']}, ground truth: {row['ground_truth']}"), "dim"),
     )

@@ -18,6 +18,8 @@ class ResumeConfig:
 
     run: Path = field(metadata={"argument": True})
     """The run folder to continue."""
+    restart: bool = False
+    """Begin again at the first step; what the run has come to so far moves into its folder discarded-N."""
 
 
 def grpo(config: GRPOConfig) -> None:
@@ -55,4 +57,4 @@ def best_of_n(config: BestOfNConfig) -> None:
 
 def resume_run(config: ResumeConfig) -> None:
     """`veritune resume`."""
-    print_outcome(resume(config.run, live_display))
+    print_outcome(resume(config.run, live_display, restart=config.restart))

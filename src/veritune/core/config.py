@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import json
 import math
+import re
 import textwrap
 import tomllib
 import types
@@ -26,6 +27,8 @@ from veritune.core.types import EngineSettings
 
 Config = TypeVar("Config")
 Kind = TypeVar("Kind")
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character, which a path whose bytes are no text has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,7 +346,9 @@ def _toml_lines(config: Any, left_out: Collection[str] = ()) -> str:
         if value is None:
             assert field.default is None, f"{field.name} is None, which TOML cannot say"
         elif field.name not in left_out:
-            lines.append(f"{field.name} = {_toml_value(value)}\n")
+            line = f"{field.name} = {_toml_value(value)}\n"
+            require(config, field.name, not SURROGATE.search(line), "text that UTF-8 can say")
+            lines.append(line)
     return "".join(lines)
 
 

@@ -1,10 +1,14 @@
 """The package's own errors.
 
 Each is also the standard library type that a caller would expect, so `except ValueError` keeps working. The
-command line prints their message on one line and exits with `exit_code`: 2 for settings, 1 for failures.
+command line prints their message on one line and exits with `exit_code`: 2 for settings, 1 for failures, 128 and the
+signal's number for what was stopped.
 """
 
+from __future__ import annotations
+
 import re
+import signal
 
 HIDDEN_LOGIN = "***"
 
@@ -50,6 +54,8 @@ class CheckpointError(VerituneError, OSError):
 
 
 class Interrupted(VerituneError):
-    """A run that a person stopped; its state is saved, and the message says how to resume it."""
+    """A run that a signal stopped; its state is saved, and the message says how to go on."""
 
-    exit_code = 130
+    def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

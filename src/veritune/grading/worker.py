@@ -57,7 +57,8 @@ def main() -> None:
     """Arguments: the seconds per answer, the memory limit in bytes. The first line of the input is the grader."""
     seconds, memory_bytes = sys.argv[1:3]
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends its workers itself
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these are the parent's: it ends its workers itself
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with os.fdopen(os.dup(1), "wb") as replies:

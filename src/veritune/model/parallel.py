@@ -13,6 +13,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch.multiprocessing
 from torch import Tensor
 
 from veritune.core.errors import ConfigError, EngineError
+from veritune.core.signals import TERMINATIONS
 from veritune.model.gradients import make_gradients
 from veritune.model.packing import siblings_of
 from veritune.model.policy import Policy, trained_parameters
@@ -144,15 +146,24 @@ def start_workers(policy: Policy, count: int) -> Workers:
         ]
         arguments = (there, policy, gradients, torch.get_num_threads())
         process = context.Process(target=_serve, args=arguments, daemon=True)
-        # Ctrl-C reaches the whole group, and the leader decides what it means: a child inherits what is blocked.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
+        with _ending_signals_blocked():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         there.close()  # so that the worker holds its only copy, and its end is seen here
         others.append(Worker(process, here, gradients))
     return Workers(others)
+
+
+@contextlib.contextmanager
+def _ending_signals_blocked() -> Iterator[None]:
+    """What ends a program reaches the whole group, and the leader decides: a child inherits what is blocked here."""
+    ending = [signal.SIGINT, *TERMINATIONS]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    try:
+        resource_tracker.ensure_running()  # it unblocks some of them when it starts the first time
+        signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(connection: Connection, policy: Policy, gradients: list[Tensor], threads: int) -> None:

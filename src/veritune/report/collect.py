@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from veritune.core.config import read_toml
-from veritune.core.errors import DataError
-from veritune.core.run_folder import RunFolder
+from veritune.core.errors import ConfigError, DataError
+from veritune.core.run_folder import CONFIG, ENVIRONMENT, RunFolder
 from veritune.core.statistics import Estimate, mean_estimate
 from veritune.core.tables import flatten
 
@@ -23,6 +23,8 @@ Row = Mapping[str, Any]
 NOT_A_SETTING = ("seed", "run", "threads", "tensorboard", "wandb", "show", "category", "reuse")
 """Keys of a config that do not make two runs two settings."""
 LONGEST_LABEL = 80
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, which could steer a terminal; marks that reorder text; halves of surrogate pairs."""
 
 
 @dataclass(frozen=True)
@@ -132,23 +134,31 @@ class Curve:
 
 
 def collect_run(path: Path) -> Run:
-    """Read a run folder. Raises ConfigError if it is none, DataError if its metrics are broken.
+    """Read a run folder. Raises ConfigError if it is none, or has no settings, DataError if its metrics are broken.
 
     An unfinished run, rows that a killed process left torn and missing or damaged samples are all read as far as
     they go; `Run.faults` says what was passed over.
     """
     folder = RunFolder.open(path)
+    config = flatten(read_toml(path / CONFIG))
+    if not config:
+        raise ConfigError(f"{path / CONFIG} is damaged: it has no setting")
     faults: list[str] = []
     validations, rollouts = folder.steps("validation"), folder.steps("rollouts")
     before = read_batch(folder, "validation", validations[0], faults) if validations else None
     after = read_batch(folder, "validation", validations[-1], faults) if len(validations) > 1 else None
     shown = sorted({rollouts[0], rollouts[len(rollouts) // 2], rollouts[-1]}) if rollouts else []
     batches = [read_batch(folder, "rollouts", step, faults) for step in shown]
+    environment: Mapping[str, Any] = {}
+    try:
+        environment = folder.environment()
+    except DataError as error:
+        faults.append(f"{ENVIRONMENT} could not be read ({error})")
     return Run(
         path=path,
-        config=flatten(read_toml(path / "config.toml")),
-        environment=_environment(path, faults),
-        rows=_rows(folder),
+        config=config,
+        environment=environment,
+        rows=tuple(folder.metrics()),
         before=before,
         after=after,
         rollouts=tuple(batch for batch in batches if batch),
@@ -156,26 +166,6 @@ def collect_run(path: Path) -> Run:
         diverged=folder.divergence(),
         faults=tuple(faults),
     )
-
-
-def _rows(folder: RunFolder) -> tuple[Row, ...]:
-    try:
-        rows = folder.metrics()
-    except ValueError as error:
-        raise DataError(f"{folder.path / 'metrics.jsonl'} has a broken row: {error}") from error
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise DataError(f"{folder.path / 'metrics.jsonl'} row {index + 1} has no step")
-    return tuple(rows)
-
-
-def _environment(path: Path, faults: list[str]) -> Mapping[str, Any]:
-    try:
-        environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        faults.append(f"environment.json could not be read ({type(error).__name__})")
-        return {}
-    return environment if isinstance(environment, dict) else {}
 
 
 def read_batch(folder: RunFolder, kind: str, step: int, faults: list[str]) -> Batch | None:
@@ -305,6 +295,11 @@ def _mean_seconds(points: Sequence[tuple[Estimate, float | None]]) -> float | No
     return fmean(seconds) if seconds else None
 
 
+def visible(text: str) -> str:
+    """Model text with everything but printable characters, tabs and line ends replaced by U+FFFD."""
+    return UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
 # --- Settings ----------------------------------------------------------------------------------------------------
 
 
@@ -367,8 +362,8 @@ def shown_value(config: Mapping[str, Any], key: str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    return str(value)
+        return visible(", ".join(map(str, value)))
+    return visible(str(value))
 
 
 def make_labels(differences: Sequence[Mapping[str, str]]) -> list[str]:

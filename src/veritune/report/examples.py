@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from veritune.report.collect import Batch, Response, Run
 
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, which could steer a terminal; marks that reorder text; halves of surrogate pairs."""
 OUTCOMES = ((False, True), (False, False), (True, True), (True, False))
 """Whether a problem was solved (before, after): learned, not learned, kept, unlearned."""
 
@@ -24,11 +21,6 @@ class Pair:
     @property
     def outcome(self) -> tuple[bool, bool]:
         return self.before.correct, self.after.correct
-
-
-def visible(text: str) -> str:
-    """Model text with everything but printable characters, tabs and line ends replaced by U+FFFD."""
-    return UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def pair_up(run: Run) -> list[Pair]:

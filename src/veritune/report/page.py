@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from veritune import __version__
 from veritune.core.errors import CheckpointError, ConfigError
 from veritune.core.statistics import NOTHING
 from veritune.report import tables
-from veritune.report.collect import Run, Setting, collect_settings, setting_estimate
-from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up, visible
+from veritune.report.collect import Run, Setting, collect_settings, setting_estimate, visible
+from veritune.report.examples import choose_pairs, choose_siblings, outcome_counts, pair_up
 from veritune.report.figures import render
 from veritune.report.panels import MOST_POINTS, Comparison, Panel, compare_settings, make_panels
 from veritune.report.remarks import best_setting, run_remarks, setting_remarks
@@ -61,9 +62,13 @@ def render_page(settings: Sequence[Setting], pictures: Sequence[Picture]) -> str
     runs = [run for setting in settings for run in setting.runs]
     loader = PackageLoader("veritune.report", ".")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=visible_value,
     )
-    environment.filters["visible"] = visible
     return environment.get_template("page.html.jinja").render(
         title=title(settings),
         runs=runs,
@@ -86,6 +91,11 @@ def render_page(settings: Sequence[Setting], pictures: Sequence[Picture]) -> str
         version=__version__,
         written=time.strftime("%Y-%m-%d %H:%M"),
     )
+
+
+def visible_value(value: object) -> str:
+    """What the page shows of a value: its text without what steers; what a macro made consists of such values."""
+    return value if isinstance(value, Markup) else visible(str(value))
 
 
 def title(settings: Sequence[Setting]) -> str:

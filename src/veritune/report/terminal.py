@@ -23,8 +23,8 @@ from veritune.core.config import CommonConfig
 from veritune.core.run_folder import RunFolder
 from veritune.core.statistics import Estimate
 from veritune.report import collect
-from veritune.report.collect import Response, Run, Setting, collect_run, estimate, number, read_batch
-from veritune.report.examples import Pair, choose_pairs, pair_up, visible
+from veritune.report.collect import Response, Run, Setting, collect_run, estimate, number, read_batch, visible
+from veritune.report.examples import Pair, choose_pairs, pair_up
 from veritune.report.tables import result_table
 
 Row = Mapping[str, Any]
@@ -327,7 +327,7 @@ def print_outcome(path: Path) -> None:
         print_pair(console, pair)
     for line in whereabouts(run) + ways_on(run):
         # Paths and commands stay on one line each, however narrow the terminal, so that they can be copied.
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(visible(line)), soft_wrap=True)
 
 
 def print_pair(console: Console, pair: Pair) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +23,8 @@ from veritune.core.budget import Pace
 from veritune.core.config import CommonConfig
 from veritune.core.errors import CheckpointError, DataError, EngineError, Interrupted, RewardError, TrainingError
 from veritune.core.randomness import derive_seed
-from veritune.core.run_folder import Checkpoint, RunFolder
+from veritune.core.run_folder import OPTIMIZER, Checkpoint, RunFolder
+from veritune.core.signals import stop_requests
 from veritune.core.types import Completion, Engine, Example, Group, Pairs, RewardFunction, Sampling, Score, Task
 from veritune.engines.weight_check import load_proven_weights
 from veritune.grading import OneByOne
@@ -149,7 +148,7 @@ def save_checkpoint(run: RunFolder, step: int, policy: Policy, optimizer: torch.
     def write(folder: Path) -> None:
         try:
             save_policy(policy, folder)
-            save_file(_optimizer_tensors(policy.model, optimizer), folder / "optimizer.safetensors")
+            save_file(_optimizer_tensors(policy.model, optimizer), folder / OPTIMIZER)
         except SafetensorError as error:
             raise CheckpointError(f"cannot write {folder}: {error}") from error
 
@@ -158,7 +157,7 @@ def save_checkpoint(run: RunFolder, step: int, policy: Policy, optimizer: torch.
 
 def restore_optimizer(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Load a checkpoint's optimiser state, bit for bit; its policy is loaded from the same folder beforehand."""
-    tensors = load_file(checkpoint.folder / "optimizer.safetensors")
+    tensors = load_file(checkpoint.folder / OPTIMIZER)
     for name, parameter in trained_parameters(policy.model).items():
         state = {kind: tensors.get(f"{name}/{kind}") for kind in ("step", "exp_avg", "exp_avg_sq")}
         if state["step"] is not None:  # a parameter that has had no gradient yet has no state
@@ -279,8 +278,9 @@ def train(session: Session, optimizer: torch.optim.Optimizer, *, steps: int, upd
     """Call `update(step)` from the checkpoint's step + 1 to `steps`, validate and checkpoint on time, record every row.
 
     `update` returns metrics. With `budget_seconds`, the last step is the one after which another would leave no room
-    for the last validation and checkpoint; a row's `steps` is then what the pace so far allows. Ctrl-C ends the run
-    after the step in progress, with a checkpoint and an Interrupted that says how to resume; a second one at once.
+    for the last validation and checkpoint; a row's `steps` is then what the pace so far allows. Ctrl-C,
+    SIGTERM and SIGHUP end the run after the step in progress, with a checkpoint and an Interrupted that says how to
+    resume; a second Ctrl-C at once.
     """
     config, run = session.config, session.run
     budget = math.inf if config.budget_seconds is None else config.budget_seconds
@@ -320,14 +320,15 @@ def train(session: Session, optimizer: torch.optim.Optimizer, *, steps: int, upd
                 row |= validate(session, step)
                 pace.validations.append(row["seconds_validate"])
             record(row)
-            if last or stop_requested() or step % config.checkpoint_every == 0:
+            stopped_by = stop_requested()
+            if last or stopped_by or step % config.checkpoint_every == 0:
                 began = time.perf_counter()
                 save_checkpoint(run, step, session.policy, optimizer, keep=config.keep_checkpoints)
                 pace.checkpoints.append(time.perf_counter() - began)
             if last:
                 return
-            if stop_requested():
-                raise Interrupted(f"stopped after step {step}; resume with: veritune resume {run.path}")
+            if stopped_by:
+                raise Interrupted(f"stopped after step {step}; resume with: veritune resume {run.path}", stopped_by)
 
 
 def supervised_update(
@@ -363,27 +364,6 @@ def supervised_update(
         "train_tokens_per_second": (sum(map(len, prompts)) + response_tokens) / seconds,
         "seconds_train": seconds,
     }
-
-
-@contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a request that is asked for between steps; only the main thread can."""
-    requested: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-
-    def request(signal_number: int, _frame: object) -> None:
-        if requested:
-            raise KeyboardInterrupt
-        requested.append(signal_number)
-        print("stopping after this step; once more stops at once", file=sys.stderr, flush=True)
-
-    previous = signal.signal(signal.SIGINT, request)
-    try:
-        yield lambda: bool(requested)
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from veritune.commands.launch import config_class
 from veritune.core.config import from_mapping, read_toml, to_toml
 from veritune.core.errors import ConfigError, Interrupted
 from veritune.core.run_folder import RunFolder
+from veritune.core.signals import signal_of
 from veritune.core.tables import flat_values
 
 Row = Mapping[str, Any]
@@ -70,7 +71,7 @@ def run_cells(
     """Run every cell that is not done, `jobs` at a time, in the order of their needs; `tell` is told of each end.
 
     `known` are the outcomes of cells that these may need. Raises ConfigError where a run folder holds another run, and
-    Interrupted on Ctrl-C, after every process has saved its state.
+    Interrupted on Ctrl-C, SIGTERM and SIGHUP, after every process has saved its state.
     """
     outcomes = {outcome.cell.path: outcome for outcome in known}
     waiting, running = list(cells), list[Running]()
@@ -95,9 +96,9 @@ def run_cells(
                     tell(line_about(outcome))
             if running:
                 time.sleep(POLL_SECONDS)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         print("stopping after the step in progress of every cell", file=sys.stderr, flush=True)
-        raise Interrupted("the sweep was stopped; the same command goes on with it") from None
+        raise Interrupted("the sweep was stopped; the same command goes on with it", signal_of(stopped)) from None
     finally:
         stop(running)
     return [outcomes[cell.path] for cell in cells]
@@ -169,7 +170,9 @@ def start(cell: Cell) -> Running:
     cell.path.parent.mkdir(parents=True, exist_ok=True)
     settings, log = cell.path.with_name(f"{cell.path.name}.toml"), cell.path.with_name(f"{cell.path.name}.log")
     if (cell.path / "config.toml").exists():
-        arguments = ["resume", str(cell.path)]
+        # A cell that was killed before its first checkpoint has nothing to go on from.
+        begin_again = [] if RunFolder(cell.path).checkpoint_steps() else ["--restart"]
+        arguments = ["resume", str(cell.path), *begin_again]
     else:
         settings.write_text(to_toml(resolve(cell)), encoding="utf-8")
         arguments = [cell.recipe, "--config", str(settings)]
@@ -187,7 +190,7 @@ def start(cell: Cell) -> Running:
 
 def _end_with_parent() -> None:
     if LIBC is not None:  # else a cell outlives a sweep that is killed, and its lock keeps the next one off
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def look_at(running: Running) -> Outcome | None:
@@ -244,7 +247,7 @@ def collapse(rows: Sequence[Row]) -> str | None:
 def stop(running: Sequence[Running]) -> None:
     """Have the processes end after the step in progress and wait for them; a second Ctrl-C kills them."""
     for each in running:
-        each.process.send_signal(signal.SIGINT)
+        each.process.terminate()
     try:
         for each in running:
             each.process.wait()
