@@ -6,6 +6,7 @@ A room is a module or package directly under `veritune`. A new one needs its lin
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -259,3 +260,11 @@ def test_what_is_allowed_is_let_through(importer, source):
     assert imports
     for rule in RULES:
         assert rule(imports) == []
+
+
+def test_grpo_is_read_in_nine_files():
+    page = (SOURCE.parents[1] / "README.md").read_text(encoding="utf-8")
+    _, _, listed = page.partition("**Read GRPO in this order**")
+    files = re.findall(r"\(src/veritune/(.+?\.py)\)", listed.partition("\n\n")[0])
+    assert files[0] == "recipes/grpo.py" and 7 <= len(files) <= 9
+    assert sum(len((SOURCE / file).read_text(encoding="utf-8").splitlines()) for file in files) <= 2200

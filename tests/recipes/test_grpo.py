@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import math
+import sys
+import traceback
 
 import pytest
 import torch
@@ -207,3 +209,22 @@ def test_policy_is_left_in_evaluation_mode(random_policy, tmp_path):
     policy: Policy = fresh(random_policy)
     follow(dataclasses.replace(SMALL, steps=1), policy, RunFolder.create(tmp_path / "run", "", {}))
     assert not policy.model.training
+
+
+def test_from_the_recipe_to_the_formula_are_at_most_six_calls_in_four_files(random_policy, tmp_path, monkeypatch):
+    stacks = []
+    minimum = torch.minimum  # which the clipped surrogate alone calls
+
+    def seen(*tensors):
+        stacks.append(traceback.extract_stack(sys._getframe(1)))
+        return minimum(*tensors)
+
+    monkeypatch.setattr(torch, "minimum", seen)
+    config = dataclasses.replace(SMALL, loss_type="grpo_clip", epochs_per_rollout_batch=2, steps=1)
+    follow(config, fresh(random_policy), RunFolder.create(tmp_path / "run", "", {}))
+    (stack,) = {tuple((frame.filename, frame.name) for frame in each) for each in stacks}
+    names = [name for _, name in stack]
+    path = stack[names.index("grpo_step") :]
+    assert path[-1][1] == "grpo_clip"
+    assert len(path) - 1 <= 6, names
+    assert len({filename for filename, _ in path}) <= 4

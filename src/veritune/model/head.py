@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veritune.model.decoder_layer import packed_hidden_states
+from veritune.model.decoder_layer import as_method, packed_hidden_states
 from veritune.model.gradients import add_gradient, full_precision
 from veritune.model.packing import PackedRows
 
-CHUNK_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Logits that a chunk holds, in float32: 64 MiB on a CPU, 512 MiB on a GPU."""
+CHUNK_LOGITS = {"cpu": 18 << 20, "cuda": 1 << 27}
+"""Logits that a chunk holds, in float32: 72 MiB on a CPU, 512 MiB on a GPU. On a CPU, those are the logits of a
+microbatch of 576 tokens over 32k ids."""
 
 
 def response_log_probs(model: Any, packed: PackedRows, temperature: float) -> Tensor:
@@ -25,6 +26,11 @@ def response_log_probs(model: Any, packed: PackedRows, temperature: float) -> Te
 
     The whole forward pass of a model that `as_policy` has wrapped, in one call that autograd differentiates.
     """
+    result: Tensor = as_method(model, packed_log_probs)(packed, temperature)
+    return result
+
+
+def packed_log_probs(model: Any, packed: PackedRows, temperature: float) -> Tensor:
     head = model.get_output_embeddings()
     bias = getattr(head, "bias", None)
     return label_log_probs(packed_hidden_states(model, packed), head.weight, bias, packed.labels, temperature)
