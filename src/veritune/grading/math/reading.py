@@ -62,6 +62,7 @@ class Reading:
 _BASE = re.compile(
     r"\(?([0-9A-Za-z.]+)\)?\s*(?:_\s*\{?\s*\(?(?:base\s*)?|\(?\s*(?:in )?base\s+)([0-9]+|[a-z]+)\s*\)?\}?\)?"
 )
+_DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
 _DIGITS_ONLY = re.compile(r"[0-9]+")
 _HEX_LETTERS = frozenset("abcdefABCDEF")
 _BASE_NAMES = {
@@ -96,14 +97,13 @@ def read(plain: str, sentences: bool = True) -> Reading:
 
 def _read_special(plain: str) -> Reading | None:
     """Times, dates, ratios and numerals with a base, each behind a test that most answers fail at once."""
-    if not any(character.isdigit() for character in plain[:40]):
+    if not _DIGIT.search(plain, 0, 40):
         return None
     if "_" in plain or "base" in plain:
         numeral = _read_numeral(plain)
         if numeral is not None:
             return numeral
-    has_letters = any(character.isalpha() for character in plain)
-    if ":" not in plain and not has_letters and plain.count("-") < 2 and plain.count("/") < 2:
+    if ":" not in plain and not _LETTER.search(plain) and plain.count("-") < 2 and plain.count("/") < 2:
         return None
     if len(plain) > 80:
         return None
@@ -144,10 +144,17 @@ def _read_numeral(plain: str) -> Reading | None:
     return Reading("numeral", words=plain, special=(digits.upper().lstrip("0") or "0", base))
 
 
+def _has_words(tokens: Sequence[Token]) -> bool:
+    for index, token in enumerate(tokens):
+        if token.kind == "text" or (token.kind == "word" and len(token.text) > 1 and is_wordy(tokens, index)):
+            return True
+    return False
+
+
 def _read_tokens(tokens: Sequence[Token], sentences: bool) -> Reading:
     while tokens and (tokens[0].text in _PREFIXES and tokens[0].kind == "command"):
         tokens = tokens[1:]
-    if not any(token.kind == "text" or is_wordy(tokens, index) for index, token in enumerate(tokens)):
+    if not _has_words(tokens):
         return _read_list(tokens)
     tokens = number_words(tokens)
     value = sentence_value(tokens) if sentences else tokens
@@ -316,9 +323,11 @@ def _split_unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
     if unit is None:
         # `5 m + 2`: a single letter is a variable after all.
         return (tokens, money) if len(tail[0].text) == 1 else (body, None)
-    if not any(token.text in FUNCTIONS for token in body):  # the degrees of `\sin 30^\circ` are an angle's
-        body, sign_unit = _split_sign_unit(body)
-        unit = unit if unit.dimensions or not sign_unit else sign_unit
+    number, sign_unit = _split_sign_unit(body)
+    if sign_unit and not any(
+        token.text in FUNCTIONS for token in body
+    ):  # the degrees of `\sin 30^\circ` are an angle's
+        return number, money or (unit if unit.dimensions else sign_unit)
     return body, money or unit
 
 

@@ -113,9 +113,9 @@ def tokenize(text: str) -> list[Token]:
     tokens = _scan(text)
     if len(tokens) > MAX_TOKENS:
         raise UnreadableError("too many tokens")
-    if any(token.kind == "command" and token.text in TEXT_COMMANDS for token in tokens):
+    if "\\" in text and any(token.kind == "command" and token.text in TEXT_COMMANDS for token in tokens):
         tokens = _mark_text(tokens)
-    if any("," in token.text and token.kind == "number" for token in tokens):
+    if "," in text and any("," in token.text and token.kind == "number" for token in tokens):
         tokens = _resolve_commas(tokens, commas_are_spaced=", " in text.replace(", - ", ",-"))
     return tokens
 
