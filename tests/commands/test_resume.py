@@ -11,7 +11,7 @@ from veritune.commands import launch
 from veritune.core.errors import CheckpointError, ConfigError
 from veritune.core.run_folder import RunFolder
 from veritune.model.policy import save_policy
-from veritune.recipes.grpo import GRPOConfig
+from veritune.recipes.config import GRPOConfig
 
 STEPS = 3
 
@@ -158,6 +158,17 @@ def test_a_damaged_file_of_a_run_is_one_line_that_names_it(capsys, run, file, te
     assert exit_code == code and error.count("\n") == 1
     assert str(run.path / file) in error and "see --debug" not in error and "Traceback" not in out
     assert tree(run.path) == before
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_one_line_and_left_as_it_is(capsys, run):
+    flat = (run.path / "config.toml").read_text().partition("\n[")[0]
+    (run.path / "config.toml").write_text(f'engine_dtype = "auto"\ncountdown_numbers = 3\n{flat}\n')
+    before = tree(run.path)
+    code, _, error = call(capsys, "resume", run.path)
+    assert code == 2 and error.count("\n") == 1 and len(error) < 300
+    assert f"{run.path} was made with other settings than this version has" in error and "'engine_dtype'" in error
+    assert {path: data for path, data in tree(run.path).items() if path in before} == before
+    assert call(capsys, "report", run.path)[0] == 0
 
 
 def test_a_report_on_damaged_files_names_them(capsys, run):

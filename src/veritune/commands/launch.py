@@ -28,7 +28,8 @@ from veritune.model.policy import Policy, choose_device, choose_dtype, load_poli
 from veritune.report import write_report
 from veritune.tasks import load_task
 from veritune.tasks.rewards import grading_pool
-from veritune.trainer.loop import Session, examples_of
+from veritune.trainer.batches import examples_of
+from veritune.trainer.session import Session
 from veritune.trainer.trackers import tracking
 
 RECIPES = {
@@ -120,7 +121,10 @@ def read_settings(run: RunFolder) -> tuple[str, CommonConfig]:
         raise DataError(f"{run.path / ENVIRONMENT} is damaged: its recipe is {recipe!r}")
     file = run.path / CONFIG
     values = read_toml(file)
-    config = from_mapping(config_class(recipe), values, str(file))
+    try:
+        config = from_mapping(config_class(recipe), values, str(file))
+    except ConfigError as error:
+        raise ConfigError(f"{run.path} was made with other settings than this version has: {error}") from error
     written = flatten(values)
     for name, value in flat_values(config).items():
         if value is not None and name not in written:

@@ -12,6 +12,9 @@ from typing import Any
 
 from veritune.core.errors import ConfigError
 
+MOST_WORDS = 20
+"""A longer list is left out of an error that has a better hint."""
+
 
 def look_up(setting: str, name: str, known: Mapping[str, Any], entry_points: str = "") -> Any:
     """The object that the value `name` of `setting` means.
@@ -36,6 +39,8 @@ def allowed_words(value: object, allowed: Iterable[object], also: str = "") -> s
     """The allowed values in words, and the one that `value` may have been meant to be."""
     words = list(map(str, allowed))
     near = difflib.get_close_matches(str(value), words, n=1)
+    if near and len(words) > MOST_WORDS:
+        return f"did you mean {near[0]}?"
     return f"allowed are {', '.join(words)}{also}" + (f" (did you mean {near[0]}?)" if near else "")
 
 
