@@ -42,8 +42,9 @@ from veritune.model.policy import Policy, as_policy, choose_dtype, load_policy
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
 from veritune.recipes.config import GRPOConfig
 from veritune.recipes.grpo import grpo_step
-from veritune.trainer.loop import Session, clip_and_step, make_optimizer, prepare_model
+from veritune.trainer.optimizer import clip_and_step, make_optimizer, prepare_model
 from veritune.trainer.policy_gradient import batch_backward, score_rollouts
+from veritune.trainer.session import Session
 
 SHAPES = {
     "qwen2.5-math-1.5b": {

@@ -83,7 +83,7 @@ def measure(case: Case) -> dict[str, float]:
     from veritune.engines.native.engine import NativeEngine
     from veritune.model.policy import as_policy, checkpoint_activations, load_policy
     from veritune.recipes.config import GRPOConfig
-    from veritune.trainer.loop import clip_and_step, make_optimizer
+    from veritune.trainer.optimizer import clip_and_step, make_optimizer
     from veritune.trainer.policy_gradient import batch_backward
 
     torch.set_num_threads(1)

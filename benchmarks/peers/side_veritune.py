@@ -26,8 +26,9 @@ from veritune.model.policy import Policy, load_policy
 from veritune.primitives import get_response_log_probs, pad_prompt_and_response
 from veritune.recipes.config import GRPOConfig
 from veritune.recipes.grpo import grpo_step
-from veritune.trainer.loop import Session, clip_and_step, make_optimizer
+from veritune.trainer.optimizer import clip_and_step, make_optimizer
 from veritune.trainer.policy_gradient import batch_backward, score_rollouts
+from veritune.trainer.session import Session
 
 LEARNING_RATE = 1e-6
 

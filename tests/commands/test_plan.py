@@ -28,7 +28,7 @@ from veritune.core.errors import ConfigError
 from veritune.model.decoder_layer import packed_hidden_states
 from veritune.model.packing import pack_rows
 from veritune.model.policy import ATTENTION
-from veritune.trainer.loop import make_optimizer
+from veritune.trainer.optimizer import make_optimizer
 
 QWEN = {
     "model_type": "qwen2",

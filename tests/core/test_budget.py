@@ -12,7 +12,8 @@ from veritune.core.config import TrainingConfig
 from veritune.core.errors import ConfigError, TrainingError
 from veritune.core.run_folder import Checkpoint, RunFolder
 from veritune.trainer import loop as training
-from veritune.trainer.loop import Session, train
+from veritune.trainer.loop import train
+from veritune.trainer.session import Session
 
 VALIDATION, UPDATE, SAVING = 20.0, 7.0, 3.0
 

@@ -18,7 +18,7 @@ from veritune.engines.weight_check import (
     require_served,
     trainer_log_probs,
 )
-from veritune.trainer.loop import make_optimizer
+from veritune.trainer.optimizer import make_optimizer
 
 
 class CopyingEngine:

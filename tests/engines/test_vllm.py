@@ -28,7 +28,7 @@ from veritune.model.policy import encode_prompts, load_policy, save_policy
 from veritune.recipes.config import GRPOConfig
 from veritune.recipes.grpo import run as run_grpo
 from veritune.tasks import load_task
-from veritune.trainer.loop import Session
+from veritune.trainer.session import Session
 
 SMALL = {
     "steps": 3,

@@ -17,8 +17,8 @@ from veritune.core.types import Completion, Example, Rollout, Sampling, Score
 from veritune.engines.native.engine import NativeEngine
 from veritune.model.parallel import ALONE, share_rows, start_workers
 from veritune.recipes.config import GRPOConfig
-from veritune.trainer.loop import prepare_model
 from veritune.trainer.microbatches import supervised_rank_backward
+from veritune.trainer.optimizer import prepare_model
 from veritune.trainer.policy_gradient import batch_backward
 
 CONFIG = GRPOConfig(rollout_batch_size=8, train_batch_size=8, group_size=2, microbatch_tokens=20, max_tokens=12)

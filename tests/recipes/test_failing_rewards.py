@@ -14,7 +14,8 @@ from veritune.recipes import eval as eval_recipe
 from veritune.recipes import grpo, sft
 from veritune.recipes.config import EvalConfig, GRPOConfig, SFTConfig
 from veritune.tasks.rewards import grading_pool
-from veritune.trainer.loop import Session, safe_rewards
+from veritune.trainer.batches import safe_rewards
+from veritune.trainer.session import Session
 
 SMALL = GRPOConfig(
     steps=2, rollout_batch_size=16, group_size=4, train_batch_size=16, max_tokens=12, validation_examples=6

@@ -19,8 +19,8 @@ from veritune.engines.vllm_settings import VLLMSettings
 from veritune.model.policy import Policy
 from veritune.recipes import grpo
 from veritune.recipes.config import GRPOConfig
-from veritune.trainer.loop import Session
 from veritune.trainer.policy_gradient import batch_backward, score_rollouts
+from veritune.trainer.session import Session
 
 SMALL = GRPOConfig(
     steps=4,

@@ -16,8 +16,8 @@ from veritune.recipes import grpo
 from veritune.recipes.config import GRPOConfig
 from veritune.recipes.grpo import advantages_of, sample_groups
 from veritune.trainer.evaluate import summarize
-from veritune.trainer.loop import Session
 from veritune.trainer.policy_gradient import batch_backward, score_rollouts
+from veritune.trainer.session import Session
 
 SMALL = GRPOConfig(max_tokens=40, rollout_batch_size=8, group_size=4, train_batch_size=8, epochs_per_rollout_batch=2)
 REWARDS = [[1.0, 0.1, 0.0, 1.0], [0.1, 0.0, 0.0, 0.1]]

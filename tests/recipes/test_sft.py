@@ -13,7 +13,7 @@ from veritune.core.run_folder import RunFolder
 from veritune.core.types import Example
 from veritune.recipes import sft
 from veritune.recipes.config import SFTConfig
-from veritune.trainer.loop import Session
+from veritune.trainer.session import Session
 
 ROWS = [
     {"prompt": "one: ", "response": "aaa", "ground_truth": "aeiou"},  # right

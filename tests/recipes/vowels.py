@@ -12,7 +12,7 @@ from veritune.core.run_folder import RunFolder
 from veritune.core.types import Example, Score
 from veritune.engines.native.engine import NativeEngine
 from veritune.model.policy import load_policy
-from veritune.trainer.loop import Session
+from veritune.trainer.session import Session
 
 VOLATILE = ("seconds", "per_second")
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from veritune.core.errors import EngineError, TrainingError
 from veritune.core.types import Completion, Example
-from veritune.trainer.loop import clip_and_step, draw_batch, make_optimizer, require_version, scheduled_learning_rate
+from veritune.trainer.batches import draw_batch, require_version
+from veritune.trainer.optimizer import clip_and_step, make_optimizer, scheduled_learning_rate
 
 
 def test_learning_rates_by_hand():

@@ -9,11 +9,13 @@ from typing import Any
 from veritune.core.errors import ConfigError, DataError
 from veritune.core.run_folder import RunFolder
 from veritune.core.types import Completion, Example, Group, Score
+from veritune.recipes.config import BestOfNConfig
+from veritune.trainer.batches import examples_of, sample_and_grade, serve_policy
 from veritune.trainer.evaluate import log_generations, several_samples
-from veritune.trainer.loop import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
+from veritune.trainer.session import Row, Session, Stopwatch
 
 
-def run(session: Session) -> None:
+def run(session: Session[BestOfNConfig]) -> None:
     """Leave one row of metrics for each N, and every response, in the run folder."""
     config, clock = session.config, Stopwatch()
     examples = examples_of(session.task, "validation")[: config.validation_examples]

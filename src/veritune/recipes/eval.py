@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from veritune.recipes.config import EvalConfig
+from veritune.trainer.batches import examples_of, sample_and_grade, serve_policy
 from veritune.trainer.evaluate import log_generations
-from veritune.trainer.loop import Row, Session, Stopwatch, examples_of, sample_and_grade, serve_policy
+from veritune.trainer.session import Row, Session, Stopwatch
 
 CATEGORIES = ("correct", "format1", "format0")
 """Right; well-formed but wrong; not even well-formed."""
 
 
-def run(session: Session) -> None:
+def run(session: Session[EvalConfig]) -> None:
     """Leave one row of metrics, and every response, in the run folder."""
     config, clock = session.config, Stopwatch()
     examples = examples_of(session.task, config.split)[: config.validation_examples]

@@ -12,23 +12,14 @@ from veritune.core.randomness import derive_seed
 from veritune.core.types import Completion, Example, Group
 from veritune.model.policy import load_policy, trained_parameters
 from veritune.recipes.config import ExpertIterationConfig
+from veritune.trainer.batches import draw_batch, examples_of, sample_and_grade, serve_policy
 from veritune.trainer.evaluate import log_generations
-from veritune.trainer.loop import (
-    Row,
-    Session,
-    Stopwatch,
-    draw_batch,
-    examples_of,
-    prepare_optimizer,
-    sample_and_grade,
-    scheduled_learning_rate,
-    serve_policy,
-    supervised_update,
-    train,
-)
+from veritune.trainer.loop import supervised_update, train
+from veritune.trainer.optimizer import prepare_optimizer, scheduled_learning_rate
+from veritune.trainer.session import Row, Session, Stopwatch
 
 
-def run(session: Session) -> None:
+def run(session: Session[ExpertIterationConfig]) -> None:
     """Train the session's policy on its own right answers and leave everything in its run folder."""
     optimizer = prepare_optimizer(session)
     examples = examples_of(session.task, "train")
@@ -41,7 +32,10 @@ def run(session: Session) -> None:
 
 
 def expert_iteration_step(
-    session: Session, step: int, optimizer: torch.optim.Optimizer, train_examples: Sequence[Example]
+    session: Session[ExpertIterationConfig],
+    step: int,
+    optimizer: torch.optim.Optimizer,
+    train_examples: Sequence[Example],
 ) -> Row:
     """One round: sample, keep what is right, fine-tune on it. Returns the round's metrics."""
     config, clock = session.config, Stopwatch()
@@ -89,7 +83,7 @@ def learning_rates(config: ExpertIterationConfig, step: int, updates: int) -> li
     return [scheduled_learning_rate(peak, place, last, warmup, schedule) for place in places]
 
 
-def start_over(session: Session, optimizer: torch.optim.Optimizer) -> None:
+def start_over(session: Session[ExpertIterationConfig], optimizer: torch.optim.Optimizer) -> None:
     """Give the policy the weights that the run began with, and the optimiser no past.
 
     So no round drifts further than one fine-tuning from them (ReST-EM, Singh et al. 2023, arXiv 2312.06585).

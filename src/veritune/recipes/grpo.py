@@ -18,29 +18,19 @@ from veritune.core.types import Example, Group, Rollout
 from veritune.losses import group_advantages, maxrl_advantages
 from veritune.model.policy import Policy, load_policy
 from veritune.recipes.config import GRPOConfig
+from veritune.trainer.batches import draw_batch, examples_of, sample_and_grade, serve_policy
 from veritune.trainer.evaluate import response_row, summarize
-from veritune.trainer.loop import (
-    Row,
-    Session,
-    Stopwatch,
-    clip_and_step,
-    draw_batch,
-    examples_of,
-    prepare_optimizer,
-    refused_on_error,
-    sample_and_grade,
-    scheduled_learning_rate,
-    serve_policy,
-    train,
-)
+from veritune.trainer.loop import refused_on_error, train
+from veritune.trainer.optimizer import clip_and_step, prepare_optimizer, scheduled_learning_rate
 from veritune.trainer.policy_gradient import (
     batch_backward,
     old_policy_log_probs,
     score_rollouts,
 )
+from veritune.trainer.session import Row, Session, Stopwatch
 
 
-def run(session: Session) -> None:
+def run(session: Session[GRPOConfig]) -> None:
     """Train the session's policy on its task and leave everything in its run folder."""
     config = session.config
     optimizer = prepare_optimizer(session)
@@ -57,7 +47,7 @@ def run(session: Session) -> None:
 
 
 def grpo_step(
-    session: Session,
+    session: Session[GRPOConfig],
     step: int,
     optimizer: torch.optim.Optimizer,
     train_examples: Sequence[Example],
@@ -91,7 +81,7 @@ def grpo_step(
     }
 
 
-def sample_groups(session: Session, step: int, train_examples: Sequence[Example]) -> list[Group]:
+def sample_groups(session: Session[GRPOConfig], step: int, train_examples: Sequence[Example]) -> list[Group]:
     """P prompts with G graded responses each, from the weights before `step`.
 
     With `resample_rounds`, groups whose rewards are all equal are replaced by groups of other prompts, round by round
@@ -122,7 +112,7 @@ def advantages_of(config: GRPOConfig, rewards: Tensor) -> Tensor:
 
 
 def update_policy(
-    session: Session,
+    session: Session[GRPOConfig],
     step: int,
     optimizer: torch.optim.Optimizer,
     rollouts: Sequence[Rollout],

@@ -17,8 +17,8 @@ from veritune.recipes.config import PretrainConfig
 from veritune.tasks.countdown import Problem, generate_problems
 from veritune.tasks.countdown_traces import CAREFUL, CARELESS, TraceHabits, write_trace
 from veritune.tasks.prompts import fill_prompt, load_prompt
-from veritune.trainer.loop import clip_and_step, make_optimizer
 from veritune.trainer.microbatches import Microbatch, cut_microbatches, supervised_backward
+from veritune.trainer.optimizer import clip_and_step, make_optimizer
 
 CHUNK = 2048
 """Traces that are sorted by length together, so that little is padded."""

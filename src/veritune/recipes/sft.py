@@ -12,21 +12,17 @@ from veritune.core.errors import ConfigError, DataError
 from veritune.core.randomness import derive_seed
 from veritune.core.types import Task, TracedTask
 from veritune.model.policy import encode_prompts
-from veritune.trainer.loop import (
-    Row,
-    Session,
-    prepare_optimizer,
-    safe_rewards,
-    scheduled_learning_rate,
-    supervised_update,
-    train,
-)
+from veritune.recipes.config import SFTConfig
+from veritune.trainer.batches import safe_rewards
+from veritune.trainer.loop import supervised_update, train
+from veritune.trainer.optimizer import prepare_optimizer, scheduled_learning_rate
+from veritune.trainer.session import Row, Session
 
 TokenPair = tuple[list[int], list[int]]
 """Prompt ids and response ids, the end-of-sequence id included."""
 
 
-def run(session: Session) -> None:
+def run(session: Session[SFTConfig]) -> None:
     """Fine-tune the session's policy and leave everything in its run folder."""
     config = session.config
     pairs, counts = load_pairs(session)
@@ -49,7 +45,7 @@ def run(session: Session) -> None:
     train(session, optimizer, steps=steps, update=update)
 
 
-def load_pairs(session: Session) -> tuple[list[TokenPair], Row]:
+def load_pairs(session: Session[SFTConfig]) -> tuple[list[TokenPair], Row]:
     """The traces to train on as ids, and how many there were, were kept and are unique."""
     config = session.config
     rows = read_traces(config.traces) if config.traces else task_traces(session.task, config.seed)
