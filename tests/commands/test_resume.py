@@ -180,7 +180,7 @@ def test_a_report_on_damaged_files_names_them(capsys, run):
     assert code == 2 and str(run.path / "config.toml") in error and error.count("\n") == 1
 
 
-def test_a_changed_checkpoint_is_no_policy(capsys, run, tmp_path):
+def test_a_changed_checkpoint_is_no_policy(capsys, run, tmp_path, monkeypatch):
     checkpoint = run.path / "checkpoints" / "step-000003"
     settings = ["--validation-examples", 1, "--max-tokens", 2]
     with (checkpoint / "model.safetensors").open("r+b") as file:
@@ -189,8 +189,9 @@ def test_a_changed_checkpoint_is_no_policy(capsys, run, tmp_path):
     code, _, error = call(capsys, "eval", "--policy", checkpoint, "--run", tmp_path / "eval", *settings)
     assert code == 1 and "model.safetensors does not match its checksum" in error
     assert not (tmp_path / "eval").exists()
+    monkeypatch.setenv("HOME", str(run.path))
     with pytest.raises(CheckpointError):
-        launch.launch("grpo", GRPOConfig(policy=str(checkpoint), run=tmp_path / "eval"))
+        launch.launch("grpo", GRPOConfig(policy="~/checkpoints/step-000003", run=tmp_path / "eval"))
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def launch(recipe: str, config: CommonConfig, display: Display = silent) -> Path
     path = config.run or Path("runs") / f"{recipe}-{task}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     RunFolder.require_new(path)
     settings = to_toml(config)
-    require_intact(Path(config.policy))
+    require_intact(Path(config.policy).expanduser())
 
     def open_run(policy: Policy) -> RunFolder:
         private = serves_itself(config)  # prompts that went to an endpoint, and its answers, are nobody else's
