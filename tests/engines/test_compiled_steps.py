@@ -55,7 +55,7 @@ def test_heads_of_all_sizes_and_shared_keys(heads, kv_heads, size):
     rollout = compiled(random_model(20, 30, heads, kv_heads, size))
     rollout.admit([9, 1, 4], [1, 0, 2, 1, 1])
     for _ in range(10):
-        rollout.step(places=5)
+        rollout.step(rows=5)
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(16, 256), (48, 257), (300, 520), (1, 3)])
@@ -66,7 +66,7 @@ def test_products_of_every_number_of_rows(hidden, inner):
     for rows in range(1, 14):
         rollout = compiled(model, seed=rows)
         rollout.admit([3], [0] * rows)
-        rollout.step(places=rows)
+        rollout.step(rows=rows)
 
 
 @torch.inference_mode()
@@ -77,7 +77,7 @@ def test_a_score_far_above_all_others_takes_all_of_the_weight():
     rollout = compiled(model)
     rollout.admit([9, 5], [0, 1, 1])
     for _ in range(9):
-        rollout.step(places=3)
+        rollout.step(rows=3)
 
 
 @torch.inference_mode()
@@ -97,13 +97,13 @@ def test_rows_over_many_pages_that_come_and_go():
     rollout = compiled(model)
     rollout.admit([5, 2], [0, 0, 1])
     for _ in range(PAGE - 1):
-        rollout.step(places=3)
+        rollout.step(rows=3)
     rollout.admit([3], [0, 0])  # at the beginning of a page, beside rows at the end of theirs
     for _ in range(2):
-        rollout.step(places=5)
+        rollout.step(rows=5)
     rollout.release(1, 4)
     for _ in range(2 * PAGE):  # in the pages of those that went, and others
-        rollout.step(places=3)
+        rollout.step(rows=3)
 
 
 def test_a_row_has_a_page_for_sixteen_tokens_and_gives_them_up():

@@ -6,7 +6,15 @@ import torch
 import transformers
 
 from tracing import Tracer
-from veritune.engines.native.decode import Cache, close_gaps, decode, fill_gaps, graph_size, layers_for_decoding, seat
+from veritune.engines.native.decode import (
+    Cache,
+    assign_slots,
+    close_gaps,
+    decode,
+    fill_gaps,
+    graph_size,
+    layers_for_decoding,
+)
 from veritune.engines.native.graphs import ReplayedSteps, can_be_captured
 from veritune.model.architectures import layers_of
 
@@ -73,12 +81,12 @@ class Rollout:
         self.cache.admit([(layer.keys, layer.values) for layer in prefilled], lengths, np.array(rows))
         self.sequences += [list(prompts[index]) for index in rows]
 
-    def step(self, places):
+    def step(self, rows):
         tokens = self.random.integers(50, size=len(self.sequences)).tolist()
         positions = [len(sequence) for sequence in self.sequences]
         for sequence, token in zip(self.sequences, tokens, strict=True):
             sequence.append(token)
-        self.cache.begin_step(places, 1000)
+        self.cache.begin_step(rows, 1000)
         beyond = [0] * (self.cache.rows - len(tokens))
         tokens, positions = torch.tensor([tokens + beyond, positions + beyond])
         logits = self.decode(self.model, self.layers, self.cache, tokens, positions)
@@ -108,18 +116,18 @@ def test_every_step_gives_the_logits_of_the_whole_sequence(name, own_forward):
 def take_rows_in_and_out(rollout):
     rollout.admit([9, 5, 1], [0, 0, 0, 1, 1, 2])
     for _ in range(3):
-        rollout.step(places=8)
+        rollout.step(rows=8)
     rollout.release(0, 3, 5)  # a first, a middle and a last row; the third prompt goes with its only one
-    rollout.step(places=8)
-    rollout.admit([7, 2], [0, 1, 1, 1])  # later, beside rows with a past, in places with another row's remains
+    rollout.step(rows=8)
+    rollout.admit([7, 2], [0, 1, 1, 1])  # later, beside rows with a past, in rows with another row's remains
     for _ in range(12):  # across two growths of the cache
-        rollout.step(places=8)
+        rollout.step(rows=8)
     rollout.release(0, 1, 2)  # all rows of the two oldest prompts, so that the rest starts at a later column
     for _ in range(9):
-        rollout.step(places=4)
+        rollout.step(rows=4)
     rollout.release(0, 1, 2, 3)
     rollout.admit([4], [0, 0])
-    rollout.step(places=2)
+    rollout.step(rows=2)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "mistral"])
@@ -127,7 +135,7 @@ def take_rows_in_and_out(rollout):
 def test_replayed_steps_give_the_logits_of_the_whole_sequence(name):
     model, tracer = make_model(name), Tracer()
     take_rows_in_and_out(
-        Rollout(model, layers_for_decoding(layers_of(model)), 1, Cache(seats=3), ReplayedSteps(tracer))
+        Rollout(model, layers_for_decoding(layers_of(model)), 1, Cache(most_siblings=3), ReplayedSteps(tracer))
     )
     # 26 steps in 5 allocations: three times rows come, twice all columns are full. The first step of each runs as it
     # is, and the last allocation has no other.
@@ -179,16 +187,16 @@ def test_the_last_rows_fill_the_gaps():
 
 
 def test_siblings_sit_side_by_side():
-    seating = seat(np.array([1, 0, 1, 1, 0]), 2, torch.device("cpu"))
-    assert (seating.slots, seating.seats) == (2, 3)
-    assert seating.seat_of_row.tolist() == [3, 0, 4, 5, 1]
-    assert seating.row_of_seat.tolist() == [1, 4, 0, 0, 2, 3]
+    slots = assign_slots(np.array([1, 0, 1, 1, 0]), 2, torch.device("cpu"))
+    assert (slots.prompts, slots.slots) == (2, 3)
+    assert slots.slot_of_row.tolist() == [3, 0, 4, 5, 1]
+    assert slots.row_of_slot.tolist() == [1, 4, 0, 0, 2, 3]
     values = torch.arange(5 * 4 * 2.0).view(5, 4, 2)  # four heads of queries for two of keys
-    entered = seating.enter(values, 4)
-    assert entered.shape == (4, 6, 2)
+    gathered = slots.gather(values, 4)
+    assert gathered.shape == (4, 6, 2)
     # The second head of the second prompt's keys is asked by the last two heads of its three rows 0, 2 and 3.
-    assert torch.equal(entered[3], torch.cat([values[0, 2:], values[2, 2:], values[3, 2:]]))
-    assert torch.equal(seating.leave(entered), values)
-    assert seat(np.array([0, 0, 1, 1]), 2, torch.device("cpu")).seats == 2
-    assert seat(np.array([0, 0, 1, 1]), 2, torch.device("cpu")).row_of_seat is None
-    assert seat(np.array([0, 1, 0, 1]), 2, torch.device("cpu")).row_of_seat.tolist() == [0, 2, 1, 3]
+    assert torch.equal(gathered[3], torch.cat([values[0, 2:], values[2, 2:], values[3, 2:]]))
+    assert torch.equal(slots.scatter(gathered), values)
+    assert assign_slots(np.array([0, 0, 1, 1]), 2, torch.device("cpu")).slots == 2
+    assert assign_slots(np.array([0, 0, 1, 1]), 2, torch.device("cpu")).row_of_slot is None
+    assert assign_slots(np.array([0, 1, 0, 1]), 2, torch.device("cpu")).row_of_slot.tolist() == [0, 2, 1, 3]

@@ -104,7 +104,7 @@ class PagedCache(CachedPrompts):
         self._order_anew()
 
     def begin_step(self, *_: int) -> None:
-        """Have a place for every live row's newest token."""
+        """Have room for every live row's newest token."""
         self.written += 1
         for row in np.flatnonzero(self.written % PAGE == 0).tolist():
             pages = self._pages[row]
@@ -120,7 +120,7 @@ class PagedCache(CachedPrompts):
         return prompts.new_empty(len(self.prompt_keys), 2, prompts.shape[1], PAGE, prompts.shape[3])
 
     def _order_anew(self) -> None:
-        self.order = np.argsort(self.slots, kind="stable")
+        self.order = np.argsort(self.prompt_of_row, kind="stable")
 
 
 class CompiledSteps:
@@ -142,8 +142,10 @@ class CompiledSteps:
         states = embeddings.new_empty(len(tokens), embeddings.shape[1])
         step = self._step
         step.cosine, step.sine, step.tokens, step.states = cpu_kernels.pointers(*rotary, tokens, states)
-        places = (cache.addresses, cache.written, cache.order, cache.slots, cache.prompt_lengths)
-        step.pages, step.written, step.order, step.slots, step.prompt_lengths = (each.ctypes.data for each in places)
+        arrays = (cache.addresses, cache.written, cache.order, cache.prompt_of_row, cache.prompt_lengths)
+        step.pages, step.written, step.order, step.prompt_of_row, step.prompt_lengths = (
+            each.ctypes.data for each in arrays
+        )
         cpu_kernels.decode(step, len(tokens), self._scratch)
         return model.get_output_embeddings()(states)
 

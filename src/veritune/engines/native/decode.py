@@ -34,19 +34,19 @@ class CachedPrompts:
         self.prompt_values: list[Tensor] = []
         self.prompt_lengths = np.zeros(0, dtype=np.int64)
         """(S,) of the prompt in each slot."""
-        self.slots = np.zeros(0, dtype=np.int64)
+        self.prompt_of_row = np.zeros(0, dtype=np.int64)
         """(B,) the slot of each live row's prompt."""
 
     @property
     def live(self) -> int:
-        return len(self.slots)
+        return len(self.prompt_of_row)
 
     def admit(self, prefilled: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], prompts: np.ndarray) -> None:
         """Take in prompts, keys and values (prompts, heads, length, size) a layer, and the rows that continue them.
 
         `prompts` (new rows,) says which of them each row continues. The first call brings the longest prompt of all.
         """
-        self.slots = np.concatenate([self.slots, len(self.prompt_lengths) + prompts])
+        self.prompt_of_row = np.concatenate([self.prompt_of_row, len(self.prompt_lengths) + prompts])
         for stored, new in ((self.prompt_keys, 0), (self.prompt_values, 1)):
             for layer, pair in enumerate(prefilled):
                 if len(stored) == layer:
@@ -61,17 +61,17 @@ class CachedPrompts:
     def release(self, finished: np.ndarray) -> None:
         """Forget the rows that `finished` (B,) marks, and the prompts that no row continues any more.
 
-        The last that stay take the places of those that go, by `fill_gaps`.
+        The last that stay move into the rows of those that go, by `fill_gaps`.
         """
-        self.slots = close_gaps(self.slots, finished)
-        idle = np.bincount(self.slots, minlength=len(self.prompt_lengths)) == 0
+        self.prompt_of_row = close_gaps(self.prompt_of_row, finished)
+        idle = np.bincount(self.prompt_of_row, minlength=len(self.prompt_lengths)) == 0
         if idle.any():
             sources, targets = fill_gaps(idle)
             _move((*self.prompt_keys, *self.prompt_values), sources, targets)
             self.prompt_lengths = close_gaps(self.prompt_lengths, idle)
-            new_slots = np.arange(len(idle))
-            new_slots[sources] = targets
-            self.slots = new_slots[self.slots]
+            moved = np.arange(len(idle))
+            moved[sources] = targets
+            self.prompt_of_row = moved[self.prompt_of_row]
 
 
 class Cache(CachedPrompts):
@@ -81,14 +81,14 @@ class Cache(CachedPrompts):
     so the order of columns says nothing. The mask hides what a row has not written; it is zero or an older row's, since
     0 * NaN would be NaN. All is contiguous: a product over a view with gaps takes three times as long on a CPU.
 
-    With `seats`, the most siblings that will continue a prompt, a step computes for every allocated row and prompt,
-    finished ones too, and writes where a tensor says: shapes and addresses then stay what they are from one
-    `allocation` to the next, as the steps that `decode_graphs` replays need it.
+    With `most_siblings`, the largest number that will continue a prompt, a step computes for every allocated row and
+    prompt, finished ones too, and writes where a tensor says: shapes and addresses then stay what they are from one
+    `allocation` to the next, as the steps that `graphs` replays need it.
     """
 
-    def __init__(self, seats: int = 0) -> None:
+    def __init__(self, most_siblings: int = 0) -> None:
         super().__init__()
-        self.seats = seats
+        self.most_siblings = most_siblings
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.first_columns = np.zeros(0, dtype=np.int64)
@@ -97,21 +97,21 @@ class Cache(CachedPrompts):
         """The column that the present step writes."""
         self.mask = torch.empty(0)
         """(B, 1, longest prompt + columns), 0 for the past of each row and -inf for the rest."""
-        self.seating: Seating | None = None
+        self.slots: Slots | None = None
         self.stale = False
-        """Whether rows have come or gone since mask and seating were made."""
+        """Whether rows have come or gone since mask and slots were made."""
         self.column_index = torch.empty(0)
         """(1,) the present column, where shapes are fixed."""
 
     @property
     def rows(self) -> int:
         """Rows that a step computes: the live ones first."""
-        return len(self.keys[0]) if self.seats else self.live
+        return len(self.keys[0]) if self.most_siblings else self.live
 
     @property
     def prompts(self) -> int:
         """Prompts that a step reads: those that live rows continue first."""
-        return len(self.prompt_keys[0]) if self.seats else len(self.prompt_lengths)
+        return len(self.prompt_keys[0]) if self.most_siblings else len(self.prompt_lengths)
 
     @property
     def width(self) -> int:
@@ -120,7 +120,7 @@ class Cache(CachedPrompts):
     def admit(self, prefilled: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], prompts: np.ndarray) -> None:
         self.first_columns = np.concatenate([self.first_columns, np.full(len(prompts), self.column + 1)])
         super().admit(prefilled, lengths, prompts)
-        self.seating, self.stale = None, True
+        self.slots, self.stale = None, True
 
     def release(self, finished: np.ndarray) -> None:
         _move((*self.keys, *self.values), *fill_gaps(finished))
@@ -128,42 +128,44 @@ class Cache(CachedPrompts):
         super().release(finished)
         self.stale = True
 
-    def begin_step(self, places: int, columns: int) -> None:
-        """Have a column for every live row to write, in at least `places` rows where that takes a new allocation.
+    def begin_step(self, rows: int, columns: int) -> None:
+        """Have a column for every live row to write, in at least `rows` rows where that takes a new allocation.
 
         `columns` are the most that a row still writes, this one counted.
         """
         self.column += 1
-        if self.seats:
-            places = graph_size(places)
-        shrinks = self.seats and self.keys and places < len(self.keys[0])
+        if self.most_siblings:
+            rows = graph_size(rows)
+        shrinks = self.most_siblings and self.keys and rows < len(self.keys[0])
         if self.column == self.width or self.live > len(self.keys[0]) or shrinks:
-            self._grow(places, columns)
-        if self.seats:
+            self._grow(rows, columns)
+        if self.most_siblings:
             self.column_index.fill_(self.column)
         if self.stale:
-            self._seat_anew()
+            self._assign_slots()
         else:  # the same rows as a step ago have one column more behind them
             self.mask[:, :, self.mask.shape[-1] - self.width + self.column] = 0
 
-    def _seat_anew(self) -> None:
-        seating = seat(self.slots, self.prompts, self.prompt_keys[0].device, self.seats, self.rows)
+    def _assign_slots(self) -> None:
+        slots = assign_slots(
+            self.prompt_of_row, self.prompts, self.prompt_keys[0].device, self.most_siblings, self.rows
+        )
         mask = self._mask()
-        if self.seats and self.seating is not None:
-            self.seating.copy_(seating)
+        if self.most_siblings and self.slots is not None:
+            self.slots.copy_(slots)
             self.mask.copy_(mask)
         else:
-            self.seating, self.mask = seating, mask
+            self.slots, self.mask = slots, mask
         self.stale = False
 
-    def _grow(self, places: int, columns: int) -> None:
+    def _grow(self, rows: int, columns: int) -> None:
         """Allocate anew, for the columns that some live row has written and a block more, of `columns` at most."""
         first = int(self.first_columns.min())
         written = self.column - first
         width = written + block_of_columns(written, columns)
         for stored, prompts in ((self.keys, self.prompt_keys), (self.values, self.prompt_values)):
             for layer, prompt in enumerate(prompts):
-                new = prompt.new_empty(places, prompt.shape[1], width, prompt.shape[3])
+                new = prompt.new_empty(rows, prompt.shape[1], width, prompt.shape[3])
                 if written:
                     new[: self.live, :, :written] = stored[layer][: self.live, :, first : self.column]
                 new[:, :, written:], new[self.live :] = 0, 0
@@ -171,17 +173,17 @@ class Cache(CachedPrompts):
                 prompts[layer] = prompt[: len(self.prompt_lengths)]
         self.first_columns = self.first_columns - first
         self.column = written
-        if self.seats:
+        if self.most_siblings:
             self.column_index = torch.empty(1, dtype=torch.long, device=self.keys[0].device)
         self.allocation += 1
-        self.seating, self.stale = None, True
+        self.slots, self.stale = None, True
 
     def _mask(self) -> Tensor:
         # A row that is no longer live sees the first prompt, so that its numbers, which nobody reads, stay finite.
         idle = self.rows - self.live
-        slots = np.concatenate([self.slots, np.zeros(idle, dtype=np.int64)])
+        prompt_of_row = np.concatenate([self.prompt_of_row, np.zeros(idle, dtype=np.int64)])
         first_columns = np.concatenate([self.first_columns, np.full(idle, self.width)])
-        prompt = np.arange(self.prompt_keys[0].shape[2]) < self.prompt_lengths[slots][:, None]
+        prompt = np.arange(self.prompt_keys[0].shape[2]) < self.prompt_lengths[prompt_of_row][:, None]
         columns = np.arange(self.width)
         own = (columns >= first_columns[:, None]) & (columns <= self.column)
         past = np.concatenate((prompt, own), axis=1)[:, None, :]
@@ -190,7 +192,7 @@ class Cache(CachedPrompts):
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keep the new key and value, each (B, heads, size), of every row."""
-        if self.seats:
+        if self.most_siblings:
             self.keys[layer].index_copy_(2, self.column_index, key[:, :, None])
             self.values[layer].index_copy_(2, self.column_index, value[:, :, None])
         else:  # on a CPU a sixth of the time
@@ -203,7 +205,7 @@ class Cache(CachedPrompts):
         `query_and_key` (B, H + K, D) without their rotary positions, `value` (B, K, D), and `rotary` the cosine and the
         sine (B, 1, D), the latter negative in its first half. Returns (B, H * D).
         """
-        # Su et al. 2021, https://arxiv.org/abs/2104.09864: halves change places, and the first its sign.
+        # Su et al. 2021, https://arxiv.org/abs/2104.09864: the halves are exchanged, and the first changes its sign.
         cosine, sine = rotary
         size = value.shape[2]
         rotated = torch.addcmul(query_and_key * cosine, query_and_key.roll(size // 2, dims=-1), sine)
@@ -217,17 +219,17 @@ class Cache(CachedPrompts):
         The siblings of a group ask their prompt side by side, in one product. torch's fused attention takes two to
         three times as long as these products for a single query on a CPU.
         """
-        assert self.seating is not None
-        rows, slots, seating = self.rows, self.prompts, self.seating
-        prompt_keys, prompt_values = (t[layer][:slots].flatten(0, 1) for t in (self.prompt_keys, self.prompt_values))
+        assert self.slots is not None
+        rows, prompts, slots = self.rows, self.prompts, self.slots
+        prompt_keys, prompt_values = (t[layer][:prompts].flatten(0, 1) for t in (self.prompt_keys, self.prompt_values))
         own_keys, own_values = (t[layer][:rows].flatten(0, 1) for t in (self.keys, self.values))
-        prompt_scores = seating.leave(torch.bmm(seating.enter(query, prompt_keys.shape[0]), prompt_keys.mT))
+        prompt_scores = slots.scatter(torch.bmm(slots.gather(query, prompt_keys.shape[0]), prompt_keys.mT))
         own_query = query.reshape(own_keys.shape[0], -1, query.shape[-1])
         own_scores = torch.bmm(own_query, own_keys.mT).view(rows, query.shape[1], -1)
         scores = torch.add(self.mask, torch.cat((prompt_scores, own_scores), dim=-1), alpha=scale)
         weights = scores.softmax(dim=-1).to(query.dtype)
         prompt_weights, own_weights = weights.split((prompt_keys.shape[1], self.width), dim=-1)
-        attention_output = seating.leave(torch.bmm(seating.enter(prompt_weights, prompt_keys.shape[0]), prompt_values))
+        attention_output = slots.scatter(torch.bmm(slots.gather(prompt_weights, prompt_keys.shape[0]), prompt_values))
         own_weights = own_weights.reshape(own_keys.shape[0], -1, self.width)
         return torch.baddbmm(attention_output.reshape(own_query.shape), own_weights, own_values).view(rows, -1)
 
@@ -235,8 +237,8 @@ class Cache(CachedPrompts):
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         self.write(layer, key[:, :, 0], value[:, :, 0])
-        slots = torch.from_numpy(self.slots).to(key.device)
-        prompt_key, prompt_value = self.prompt_keys[layer][slots], self.prompt_values[layer][slots]
+        prompt_of_row = torch.from_numpy(self.prompt_of_row).to(key.device)
+        prompt_key, prompt_value = self.prompt_keys[layer][prompt_of_row], self.prompt_values[layer][prompt_of_row]
         key, value = self.keys[layer][: self.live], self.values[layer][: self.live]
         return torch.cat((prompt_key, key), dim=2), torch.cat((prompt_value, value), dim=2)
 
@@ -253,13 +255,13 @@ def block_of_columns(written: int, columns: int) -> int:
 
 
 def fill_gaps(gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How the last that stay take the places of those that `gone` (B,) marks: from where, and to where."""
+    """How the last that stay move to the positions of those that `gone` (B,) marks: from where, and to where."""
     remaining = len(gone) - int(gone.sum())
     return remaining + np.flatnonzero(~gone[remaining:]), np.flatnonzero(gone[:remaining])
 
 
 def close_gaps(values: np.ndarray, gone: np.ndarray) -> np.ndarray:
-    """The `values` (B, …) of those that stay, in the places that `fill_gaps` gives them."""
+    """The `values` (B, …) of those that stay, at the positions that `fill_gaps` gives them."""
     sources, targets = fill_gaps(gone)
     values[targets] = values[sources]
     return values[: len(gone) - int(gone.sum())]
@@ -272,52 +274,52 @@ def _move(stored: Sequence[Tensor], sources: np.ndarray, targets: np.ndarray) ->
 
 
 @dataclass(frozen=True)
-class Seating:
-    """Rows beside their siblings: S slots, each with as many seats as the largest group has live rows."""
+class Slots:
+    """Rows beside their siblings: P prompts, each with as many slots as the largest group has live rows."""
 
+    prompts: int
     slots: int
-    seats: int
-    """In each slot."""
-    row_of_seat: Tensor | None
-    """(S * seats,), any row for an empty seat; None where the rows sit in order already."""
-    seat_of_row: Tensor | None
+    """Of each prompt."""
+    row_of_slot: Tensor | None
+    """(P * slots,), any row for an empty slot; None where the rows stand in order already."""
+    slot_of_row: Tensor | None
     """(B,)"""
 
-    def copy_(self, other: Seating) -> None:
-        """Take over the places of another seating of the same shape."""
-        for mine, its in ((self.row_of_seat, other.row_of_seat), (self.seat_of_row, other.seat_of_row)):
+    def copy_(self, other: Slots) -> None:
+        """Take over the values of other slots of the same shape."""
+        for mine, its in ((self.row_of_slot, other.row_of_slot), (self.slot_of_row, other.slot_of_row)):
             assert mine is not None and its is not None
             mine.copy_(its)
 
-    def enter(self, values: Tensor, products: int) -> Tensor:
-        """(B, H, N) a row to (S * K, seats * H / K, N) a prompt and head of its keys; `products` is S * K."""
-        seated = values if self.row_of_seat is None else values.index_select(0, self.row_of_seat)
-        apart = seated.reshape(self.slots, self.seats, products // self.slots, -1, values.shape[-1])
+    def gather(self, values: Tensor, products: int) -> Tensor:
+        """(B, H, N) a row to (P * K, slots * H / K, N) a prompt and head of its keys; `products` is P * K."""
+        gathered = values if self.row_of_slot is None else values.index_select(0, self.row_of_slot)
+        apart = gathered.reshape(self.prompts, self.slots, products // self.prompts, -1, values.shape[-1])
         return apart.transpose(1, 2).reshape(products, -1, values.shape[-1])
 
-    def leave(self, seated: Tensor) -> Tensor:
-        """The way back: (S * K, seats * H / K, N) to (B, H, N)."""
-        apart = seated.view(self.slots, seated.shape[0] // self.slots, self.seats, -1, seated.shape[-1])
-        values = apart.transpose(1, 2).reshape(self.slots * self.seats, -1, seated.shape[-1])
-        return values if self.seat_of_row is None else values.index_select(0, self.seat_of_row)
+    def scatter(self, gathered: Tensor) -> Tensor:
+        """The way back: (P * K, slots * H / K, N) to (B, H, N)."""
+        apart = gathered.view(self.prompts, gathered.shape[0] // self.prompts, self.slots, -1, gathered.shape[-1])
+        values = apart.transpose(1, 2).reshape(self.prompts * self.slots, -1, gathered.shape[-1])
+        return values if self.slot_of_row is None else values.index_select(0, self.slot_of_row)
 
 
-def seat(slots: np.ndarray, count: int, device: torch.device, seats: int = 0, rows: int = 0) -> Seating:
-    """Seat the rows by the `slots` (B,) of their prompts, of which there are `count`.
+def assign_slots(prompt_of_row: np.ndarray, count: int, device: torch.device, slots: int = 0, rows: int = 0) -> Slots:
+    """A slot for each row beside those of its prompt, `prompt_of_row` (B,), of which there are `count`.
 
-    With `seats`, no fewer than the largest group has rows, and `rows`, no fewer than B, these give the shapes.
+    With `slots`, no fewer than the largest group has rows, and `rows`, no fewer than B, these give the shapes.
     """
-    sizes = np.bincount(slots, minlength=count)
-    order, fixed = np.argsort(slots, kind="stable"), seats > 0
-    seats = seats or int(sizes.max())
-    among_siblings = np.arange(len(slots)) - np.repeat(sizes.cumsum() - sizes, sizes)
-    seat_of_row = np.zeros(max(rows, len(slots)), dtype=np.int64)
-    seat_of_row[order] = slots[order] * seats + among_siblings
-    if not fixed and count * seats == len(slots) and (np.diff(seat_of_row) > 0).all():
-        return Seating(count, seats, None, None)
-    row_of_seat = np.zeros(count * seats, dtype=np.int64)
-    row_of_seat[seat_of_row[: len(slots)]] = np.arange(len(slots))
-    return Seating(count, seats, torch.from_numpy(row_of_seat).to(device), torch.from_numpy(seat_of_row).to(device))
+    sizes = np.bincount(prompt_of_row, minlength=count)
+    order, fixed = np.argsort(prompt_of_row, kind="stable"), slots > 0
+    slots = slots or int(sizes.max())
+    among_siblings = np.arange(len(prompt_of_row)) - np.repeat(sizes.cumsum() - sizes, sizes)
+    slot_of_row = np.zeros(max(rows, len(prompt_of_row)), dtype=np.int64)
+    slot_of_row[order] = prompt_of_row[order] * slots + among_siblings
+    if not fixed and count * slots == len(prompt_of_row) and (np.diff(slot_of_row) > 0).all():
+        return Slots(count, slots, None, None)
+    row_of_slot = np.zeros(count * slots, dtype=np.int64)
+    row_of_slot[slot_of_row[: len(prompt_of_row)]] = np.arange(len(prompt_of_row))
+    return Slots(count, slots, torch.from_numpy(row_of_slot).to(device), torch.from_numpy(slot_of_row).to(device))
 
 
 def graph_size(rows: int) -> int:

@@ -1,7 +1,7 @@
 """Batched sampling in plain torch, for any causal language model of the transformers zoo.
 
-A prompt is prefilled once and kept once for its whole group; a finished row's place is taken at once by the last live
-row, so that every decode step works on live rows only; new groups are admitted as places come free. The engine serves
+A prompt is prefilled once and kept once for its whole group; a finished row's slot is taken at once by the last live
+row, so that every decode step works on live rows only; new groups are admitted as slots come free. The engine serves
 the trainer's own module, so it is exact. Where workers share a run, each process decodes the responses of a run of the
 prompts.
 """
@@ -170,14 +170,14 @@ def steps_of(
     if layers is None:
         return Cache(), decode, None
     if capture:
-        return Cache(seats=siblings), ReplayedSteps(capture), layers_for_decoding(layers)
+        return Cache(most_siblings=siblings), ReplayedSteps(capture), layers_for_decoding(layers)
     if cpu_kernels.serve(parameter):
         return PagedCache(), CompiledSteps(), layers_in_panels(layers)
     return Cache(), decode, layers_for_decoding(layers)
 
 
 class _Decoder:
-    """One call of `complete`: the rows in flight, what they have produced, and who waits for a place."""
+    """One call of `complete`: the rows in flight, what they have produced, and who waits for a slot."""
 
     def __init__(
         self,
@@ -191,14 +191,14 @@ class _Decoder:
         self.model, self.prompts, self.sampling, self.first_row = policy.model, prompts, sampling, first_row
         self.texts = texts_of(policy.tokenizer, policy.model.config.vocab_size)
         rows = len(prompts) * sampling.n
-        self.places = min(max_rows, max(rows, 1))
+        self.slots = min(max_rows, max(rows, 1))
         longest = max((len(prompt) for prompt in prompts), default=1)
         self.capacity = min(longest + sampling.max_tokens, policy.context_length)
         self.ids = np.zeros((rows, sampling.max_tokens), dtype=np.int64)
         self.logprobs = np.zeros((rows, sampling.max_tokens), dtype=np.float32)
         self.generated = np.zeros(rows, dtype=np.int64)
         self.finish_reasons: list[FinishReason] = ["length"] * rows
-        # Longest prompts first: the widest decode steps then come early, when every place is taken anyway.
+        # Longest prompts first: the widest decode steps then come early, when every slot is taken anyway.
         order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
         self.waiting = [index * sampling.n + sibling for index in reversed(order) for sibling in range(sampling.n)]
         self.rows = np.zeros(0, dtype=np.int64)
@@ -214,9 +214,9 @@ class _Decoder:
         return len(self.rows)
 
     def admit(self) -> None:
-        """Fill free places with waiting rows, once at least an eighth of the places (or all that wait) fits."""
-        free = self.places - self.live
-        if not self.waiting or free < min(max(self.places // 8, 1), len(self.waiting)):
+        """Fill free slots with waiting rows, once at least an eighth of the slots (or all that wait) fits."""
+        free = self.slots - self.live
+        if not self.waiting or free < min(max(self.slots // 8, 1), len(self.waiting)):
             return
         rows = [self.waiting.pop() for _ in range(min(free, len(self.waiting)))]
         first = self.live
@@ -254,7 +254,7 @@ class _Decoder:
             return
         # Places that nobody waits for are given up whenever the cache is allocated anew.
         if self.waiting:
-            self.cache.begin_step(self.places, self.sampling.max_tokens)
+            self.cache.begin_step(self.slots, self.sampling.max_tokens)
         else:  # a row's newest token is written now, and its last one never
             self.cache.begin_step(self.live, self.sampling.max_tokens - int(self.generated[self.rows].min()))
         newest = np.zeros((2, self.cache.rows), dtype=np.int64)  # with fixed shapes, rows beyond the live ones too
@@ -266,7 +266,7 @@ class _Decoder:
         self._sample(logits[: self.live], first=0)
 
     def _sample(self, logits: Tensor, first: int) -> None:
-        """Draw one token for the live rows from `first` on, then give the places of finished rows away."""
+        """Draw one token for the live rows from `first` on, then give the slots of finished rows away."""
         rows, sampling = self.rows[first:], self.sampling
         counts = self.generated[rows]
         if (early := counts < sampling.min_tokens).any():
@@ -301,7 +301,7 @@ class _Decoder:
         return finished
 
     def _release(self, finished: np.ndarray) -> None:
-        """Move the last live rows into the places of the finished ones, so that live rows stay side by side."""
+        """Move the last live rows into the slots of the finished ones, so that live rows stay side by side."""
         self.cache.release(finished)
         self.rows, self.positions = (close_gaps(each, finished) for each in (self.rows, self.positions))
 

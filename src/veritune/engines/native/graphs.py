@@ -1,8 +1,8 @@
 """Decode steps that a GPU replays: hundreds of small kernels, launched as one captured graph.
 
-A graph has shapes, addresses and Python's numbers built in, so it serves a cache of fixed shapes (`Cache(seats=…)`)
-from one allocation to the next. **Written for CUDA and not run on a GPU yet**: the tests replay a trace on a CPU, which
-has the same things built in.
+A graph has shapes, addresses and Python's numbers built in, so it serves a cache of fixed shapes
+(`Cache(most_siblings=…)`) from one allocation to the next. **Written for CUDA and not run on a GPU yet**: the tests
+replay a trace on a CPU, which has the same things built in.
 """
 
 from __future__ import annotations

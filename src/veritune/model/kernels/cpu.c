@@ -283,7 +283,7 @@ struct Step {
     float *const *pages;           /* (rows, row_pages) */
     const int64_t *written;        /* (rows,), tokens in a row's pages before this step */
     const int64_t *order;          /* (rows,) siblings one after another: their prompt is then at hand */
-    const int64_t *slots;          /* (rows,) the prompt of each row */
+    const int64_t *prompt_of_row;  /* (rows,) */
     const int64_t *prompt_lengths; /* (prompts,) */
     float *states;                 /* (rows, width), normed */
 };
@@ -296,7 +296,8 @@ INLINE void attend(
 ) {
     const struct StepLayer *layer = step->layer + index;
     int64_t heads = step->heads, kv_heads = step->kv_heads, half = kv_heads * PAGE * size; /* a layer's keys in a page */
-    int64_t newest = step->written[row], full = newest / PAGE, slot = step->slots[row], prompt_length = step->prompt_lengths[slot];
+    int64_t newest = step->written[row], full = newest / PAGE;
+    int64_t slot = step->prompt_of_row[row], prompt_length = step->prompt_lengths[slot];
     float *const *pages = step->pages + row * step->row_pages;
     const float *cosine = step->cosine + row * size, *sine = step->sine + row * size;
     for (int64_t head = 0; head < heads + kv_heads; head++) {

@@ -68,7 +68,10 @@ class Step(ctypes.Structure):
         *((name, INTEGER) for name in ("prompt_columns", "row_pages")),
         *(("epsilon", NUMBER), ("layer", ctypes.POINTER(StepLayer))),
         *((name, POINTER) for name in ("embeddings", "norm", "cosine", "sine")),
-        *((name, POINTER) for name in ("tokens", "pages", "written", "order", "slots", "prompt_lengths", "states")),
+        *(
+            (name, POINTER)
+            for name in ("tokens", "pages", "written", "order", "prompt_of_row", "prompt_lengths", "states")
+        ),
     )
 
 
