@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from veritune.core.config import require
+from veritune.core.config import Rare, require
 from veritune.core.errors import ConfigError
 from veritune.core.lazy import LazyModule
 from veritune.core.registry import look_up
@@ -208,7 +208,7 @@ class ClipSettings:
 
     cliprange: float = 0.2
     """Distance from 1 at which the ratio is clipped."""
-    cliprange_high: float | None = None
+    cliprange_high: Rare[float | None] = None
     """The same distance above 1, where it differs (clip-higher)."""
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from veritune.core.config import require
+from veritune.core.config import Rare, require
 from veritune.core.errors import HIDDEN_LOGIN, ConfigError, EngineError, blot_logins
 
 T = TypeVar("T")
@@ -64,9 +64,9 @@ class EndpointError(EngineError):
 class RequestSettings:
     """How patiently servers are asked."""
 
-    seconds: float = 600.0
+    seconds: Rare[float] = 600.0
     """Seconds after which a request without a whole answer is given up: its server dropped, or the request repeated."""
-    concurrency: int = 64
+    concurrency: Rare[int] = 64
     """Most requests that are under way at each server or at the endpoint."""
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class EndpointSettings(RequestSettings):
     """The model's name at the endpoint."""
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the endpoint's key, which is never written."""
-    retries: int = 5
+    retries: Rare[int] = 5
     """How often a failed request is repeated, after waits that double."""
 
     def __post_init__(self) -> None:

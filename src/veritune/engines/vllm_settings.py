@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class VLLMOptions(EngineSettings):
     """Options of vLLM itself, wherever it runs."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Rare[Literal["auto", "float32", "bfloat16"]] = "auto"
     """vLLM's number type; auto is the policy's."""
     gpu_memory_utilization: float = 0.85
     """Share of a GPU's memory that vLLM takes for weights and cache."""
     max_model_len: int | None = None
     """Longest prompt and response together that vLLM makes room for; default: the policy's context."""
-    eager: bool = False
+    eager: Rare[bool] = False
     """Run vLLM without CUDA graphs and compilation: a faster start, slower tokens. Always so on a CPU."""
 
     def __post_init__(self) -> None:
