@@ -21,7 +21,8 @@ from veritune.grading.math.stations import critical_arguments, general_points, l
 
 _CLOSE = 1e-9  # machine numbers this close agree
 _APART = 1e-6  # machine numbers further apart than this differ; the precise ones decide between
-_REAL = 1e-9  # imaginary parts below this, relative to 1 + |value|, are rounding
+_REAL = 1e-13  # imaginary parts below this, relative to 1 + |value|, may be rounding
+_REAL_BITS = 130  # precise ones this much smaller than the value or its terms are rounding
 _APART_BITS = 10
 _DIGITS_OF_A_BIT = 0.302
 _AGREED_DIGITS = 40
@@ -88,7 +89,7 @@ class _Comparison:
         arguments = critical_arguments(first, second)
         for line in lines(names, arguments, generator):
             for point, role in stations_on(line, arguments, generator):
-                # The value at the kink itself counts only where both have one: x^2/x is x.
+                # The values at the kink itself count only where both are real: x^2/x is x.
                 if not self.holds_at(point, precisely=role == "cell", isolated=role == "station"):
                     return False
         return self.decided()
@@ -110,8 +111,10 @@ class _Comparison:
             return Outcome.TOO_LARGE
         # Far out, a factor may have become too small for a machine number's digits.
         if distance > _APART * largest and left and right and all(abs(value) < _FAR for value in values.values()):
-            is_real = not values or _is_real(left) or _is_real(right)
-            return Outcome.DIFFERENT if is_real else Outcome.NEITHER_REAL
+            if not values or not left.imag or not right.imag:
+                return Outcome.DIFFERENT
+            if not _is_real(left) and not _is_real(right):
+                return Outcome.NEITHER_REAL
         return _compare_precisely(*self.pair, values)
 
     def holds_at(self, point: Values, precisely: bool = False, isolated: bool = False) -> bool:
@@ -121,7 +124,7 @@ class _Comparison:
             precisely = self.budget >= 0
         outcome = _compare_precisely(*self.pair, point) if precisely else self.at(point)
         if isolated:
-            return outcome is not Outcome.DIFFERENT or _one_is_undefined(*self.pair, point)
+            return outcome is not Outcome.DIFFERENT or not _both_are_real(*self.pair, point)
         if precisely and outcome is Outcome.UNKNOWN:
             return False
         self.counts[outcome] += 1
@@ -146,6 +149,10 @@ def _is_real(value: Any) -> bool:
     return not value.imag or abs(value.imag) <= _REAL * (1 + abs(value))
 
 
+def _is_precisely_real(value: Any, context: Any) -> bool:
+    return not value.imag or context.mag(value.imag) < max(context.mag(value), context.bits - 20) - _REAL_BITS
+
+
 def _compare_precisely(first: Node, second: Node, values: Values) -> Outcome:
     """Precision rises until the difference stands, or is below 1e-40 of the largest value or term that was added.
 
@@ -160,8 +167,12 @@ def _compare_precisely(first: Node, second: Node, values: Values) -> Outcome:
         except NOT_TOLD:
             return Outcome.UNKNOWN
         if left is None or right is None:
-            return Outcome.UNKNOWN if left is right else Outcome.DIFFERENT
+            other = right if left is None else left
+            return (
+                Outcome.NEITHER_REAL if other is None or not _is_precisely_real(other, context) else Outcome.DIFFERENT
+            )
         distance = abs(left - right)
+        is_real = _is_precisely_real(left, context) or _is_precisely_real(right, context)
         largest = max(context.mag(left) if left else 0, context.mag(right) if right else 0)
         bits = max(largest, context.bits)
         needed = _AGREED_DIGITS + int(2 * _DIGITS_OF_A_BIT * max(0, bits))
@@ -172,9 +183,9 @@ def _compare_precisely(first: Node, second: Node, values: Values) -> Outcome:
         if digits >= needed + _SPARE_DIGITS:
             above = context.mag(distance) - bits if distance else -math.inf
             if above < -needed / _DIGITS_OF_A_BIT:
-                return Outcome.SAME if _is_real(left) and _is_real(right) else Outcome.SAME_COMPLEX
+                return Outcome.SAME if is_real else Outcome.SAME_COMPLEX
             if above > -_APART_BITS or (previous is not None and abs(distance - previous) < distance / 8):
-                return Outcome.DIFFERENT if _is_real(left) or _is_real(right) else Outcome.NEITHER_REAL
+                return Outcome.DIFFERENT if is_real else Outcome.NEITHER_REAL
             previous = distance
         digits = max(2 * digits, needed + _SPARE_DIGITS)
     return Outcome.UNKNOWN
@@ -188,9 +199,10 @@ def _value_at(node: Node, context: Any, values: Values) -> Any:
         return None
 
 
-def _one_is_undefined(first: Node, second: Node, values: Values) -> bool:
+def _both_are_real(first: Node, second: Node, values: Values) -> bool:
     context = precise_context(_FIRST_DIGITS)
     try:
-        return _value_at(first, context, values) is None or _value_at(second, context, values) is None
+        both = _value_at(first, context, values), _value_at(second, context, values)
     except NOT_TOLD:
-        return True
+        return False
+    return all(value is not None and _is_precisely_real(value, context) for value in both)

@@ -147,7 +147,7 @@ def _add(what: Any, operands: Sequence[Any], context: Any) -> Any:
         if total and abs(total) < _LOSS * max(map(abs, operands)):
             raise InexactError("cancellation")
     else:
-        context.bits = max(context.bits, *[context.mag(operand) for operand in operands if operand])
+        context.bits = max(context.bits, 0, *[context.mag(operand) for operand in operands if operand])
     return total
 
 
@@ -176,7 +176,9 @@ def _function(name: str, operands: Sequence[Any], context: Any) -> Any:
         return context.exp(argument)
     if name in ("floor", "ceil"):
         return _round(name, argument, context)
-    if name in ("max", "min") and not any(complex(operand).imag for operand in operands):
+    if name in ("max", "min"):
+        if any(abs(operand.imag) > 1e-12 * (1 + abs(operand)) for operand in operands):
+            raise ValueError(f"the {name} of numbers that are not real")
         return (max if name == "max" else min)(operands, key=lambda operand: operand.real)
     raise InexactError(name)
 

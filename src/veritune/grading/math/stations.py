@@ -27,10 +27,13 @@ _MAGNITUDES = (
 _MAX_ARGUMENTS = 64
 _MAX_STATIONS = 48
 _MAX_CHANGES = 6  # of sign, for one argument
-_BISECTIONS = 24
+_BISECTIONS = 28
 _TOUCHING = 1e-9
 _GOLDEN = 0.618
 _GRID = (
+    -1e6,
+    -1e5,
+    -1e4,
     -1e3,
     -120.0,
     -45.0,
@@ -40,6 +43,9 @@ _GRID = (
     45.0,
     120.0,
     1e3,
+    1e4,
+    1e5,
+    1e6,
 )
 _UNKNOWN = (*NO_VALUE, *NOT_TOLD)
 
